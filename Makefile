@@ -19,7 +19,7 @@ MODULES := edge/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
-.PHONY: demo web test quick slow check format bench fuzz audit aarch64 wheel clean
+.PHONY: demo web test quick slow check docs format bench fuzz audit aarch64 wheel clean
 
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -39,13 +39,16 @@ endif
 quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a half on two cores
 	$(PYTEST) -m "not slow" --ignore=tests/export $(ARGS)
 
-slow: $(STAMP) ## models of the papers' sizes, whose small variants make test exports; a minute
+slow: $(STAMP) ## models of the papers' sizes, whose small variants make test exports, and whole tutorials; two minutes
 	$(PYTEST) -m full_size $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYTHON=$(BIN)/python scripts/typecheck
+
+docs: $(STAMP) ## the site, into site/; a link that leads nowhere is an error
+	$(BIN)/python scripts/docs
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -71,7 +74,7 @@ wheel: $(STAMP) $(WEB) ## the package as one file under dist/, for devices: no i
 	@rm -f build.log; ls dist/*.whl
 
 clean:
-	rm -rf build dist $(VENV) *.egg-info edge/web/static edge/web/node_modules
+	rm -rf build dist site $(VENV) *.egg-info edge/web/static edge/web/node_modules
 
 $(WEB): $(WEB_SOURCES) $(MODULES)
 	cd edge/web && $(NODE_PATH_FIRST) npm run --silent build

@@ -257,7 +257,7 @@ class _Session:
         """Connect those who may see what arrives; who could not, and why."""
         refused = []
         for who in dict.fromkeys((self._coordinator, self._device, self._other)):
-            if who is _NOBODY and self._rules_are_kept():
+            if not who.user and self._rules_are_kept():
                 continue
             probe = self._open(who)
             if probe.refused:
@@ -432,6 +432,9 @@ class _Session:
         question = "may a device publish under a federation that it invents?"
         topic = f"{PREFIX}/check-x{self._mark}/up/{self._own}/s"
         with BrokerProbe(self._place, self._coordinator) as reader:
+            if reader.refused:
+                answer = "not asked: needs the coordinator's account"
+                return Finding(question, answer, Verdict.UNKNOWN)
             reader.subscribe(topic)
             with BrokerProbe(self._place, self._device) as device:
                 refused = device.publish(topic, b"check")
@@ -478,6 +481,8 @@ class _Session:
 
 def _sent_finding(attempt: _Attempt, sent: _Sent, *, arrived: bool, told: bool) -> Finding:
     question = attempt.question
+    if attempt.allowed and not arrived and not sent.refused and not told:
+        return Finding(question, "accepted; nobody could watch", Verdict.UNKNOWN)
     if attempt.allowed:
         answer = "yes" if arrived else sent.refused or "no"
         verdict = Verdict.WORKS if arrived else Verdict.BROKEN

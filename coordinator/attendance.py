@@ -12,6 +12,7 @@ from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.roll_call import RollCall
 from protofleet.coordinator.rounds import Rounds
+from protofleet.coordinator.sightings import Sightings
 from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.wire.messages import Heartbeat, Presence
@@ -52,6 +53,11 @@ class Attendance:
         self._class_counts = ledger.devices.registered()
         self._refused = ledger.devices.refused()
         self._held = HeldDevices(ledger.devices)
+        self._sightings = Sightings(ledger.folder)
+
+    def close(self) -> None:
+        """Write who was heard last."""
+        self._sightings.close()
 
     def class_counts(self, device_id: str) -> tuple[int, ...] | None:
         """Of each class, as the device has registered last; None: it has not."""
@@ -63,8 +69,9 @@ class Attendance:
             self._depart(device_id, "silent")
 
     def flush(self, now: float) -> None:
-        """Write who is held, where that has changed (``now``: monotonic seconds)."""
+        """Write who is held and who was heard, where that changed (``now``: monotonic seconds)."""
         self._held.flush(now)
+        self._sightings.flush(now)
 
     def revoked(self, device_id: str) -> None:
         """Its grant is no longer in force."""
@@ -84,11 +91,13 @@ class Attendance:
             self._refused.remove(device_id)
             self._ledger.devices.forget_refusal(device_id)
         if device.held:
+            self._sightings.stands(device_id, "held", device)
             self._rounds.apply(schedule.DeviceDeparted(device_id))
             if news:
                 self._reporter.held(device_id, device.held, len(self._registry.live))
         elif device.live:
             self._register(device_id, presence.class_counts)
+            self._sightings.stands(device_id, "online", device)
             self._appear(device_id)
         else:
             unregistered = presence.status == "online"
@@ -101,6 +110,7 @@ class Attendance:
         if self._reporter.may_answer(device_id, error):
             # What it got when it subscribed may be an older run's; this one it can trust.
             self._rounds.announce()
+        self._sightings.stands(device_id, "refused")
         if self._reporter.refused(device_id, error) and len(self._refused) < _REFUSED_MAX:
             self._refused.add(device_id)
             self._ledger.devices.note_refusal(device_id, error)
@@ -121,6 +131,7 @@ class Attendance:
         self.on_sign(device_id)
         known = self._registry.fits(device_id)
         if known:
+            self._sightings.beat(device_id, heartbeat)
             self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._rounds.state.round_id:
             totals = Totals(
@@ -129,11 +140,15 @@ class Attendance:
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
             self._totals.note(device_id, heartbeat.round_id, totals, time.monotonic())
+            if heartbeat.log:
+                self._reporter.device_log(device_id, heartbeat.round_id, heartbeat.log)
 
     def on_sign(self, device_id: str) -> None:
         """The device lives, whatever was said of it; one that is not known is asked who it is."""
         now = time.monotonic()
+        self._sightings.heard(device_id)
         if self._registry.heard(device_id, now):
+            self._sightings.stands(device_id, "online")
             self._appear(device_id)
         elif not self._registry.fits(device_id):
             self.on_unknown()
@@ -150,6 +165,7 @@ class Attendance:
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._rounds.state.live
+        self._sightings.stands(device_id, reason)
         self._held.note(device_id, ())
         self._rounds.apply(schedule.DeviceDeparted(device_id))
         if known:

@@ -26,6 +26,7 @@ from typing import IO
 import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
+from protofleet.coordinator.control import not_started
 from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.rollout_rows import BUNDLES
 from protofleet.durable import TEMPORARY, sync_folder
@@ -85,7 +86,7 @@ def back_up(run_dir: Path, archive: Path, *, keys: bool = True) -> BackupList:
         UnavailableError: the coordinator went on faster than its files could be gathered.
     """
     if not (run_dir / _LEDGER).is_file():
-        raise InputError(f"run folder {run_dir}: no run was started here")
+        raise not_started(run_dir)
     if archive.exists():
         raise InputError(f"'{archive}': expected a new file, this one exists; choose another name")
     _sweep(run_dir)

@@ -149,6 +149,9 @@ _LINES: dict[type[events.Report], Any] = {
     events.TaskRefused: lambda e: (
         f"round {e.round_id}: {e.device_id} takes no part: {_safe(e.reason)}"
     ),
+    events.DeviceLog: lambda e: (
+        f"round {e.round_id} has failed on {e.device_id}; its log: {_safe(' | '.join(e.lines))}"
+    ),
     events.RoundClosed: _closed,
     events.Pausing: lambda e: f"[yellow]pausing[/yellow]: round {e.round_id} ends first",
     events.Paused: lambda e: (

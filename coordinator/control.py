@@ -101,6 +101,14 @@ class Control:
         return found
 
 
+def not_started(run_dir: Path) -> InputError:
+    """What to raise for a folder without a run."""
+    return InputError(
+        f"run folder {run_dir}: no run was started here; 'protofleet coordinator run FILE' starts "
+        "the run of a federation file in its run_dir"
+    )
+
+
 def read_order(db: sqlite3.Connection) -> Order:
     """The latest order in a ledger.
 
@@ -150,7 +158,7 @@ class Orders:
         self._run_dir = run_dir
         path = run_dir / "ledger.sqlite"
         if not path.is_file():
-            raise InputError(f"run folder {run_dir}: no run was started here")
+            raise not_started(run_dir)
         self._db = open_database(path, SCHEMA)
 
     def close(self) -> None:

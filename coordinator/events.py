@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -162,6 +163,7 @@ class UpdateReceived(Report, frozen=True, kw_only=True, tag="update_received"):
     delivered: int
     cohort: int
     counted_in: int
+    transfer_id: str = ""
 
 
 class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
@@ -171,6 +173,7 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
     device_id: str
     rule: str
     reason: str
+    transfer_id: str = ""
 
 
 class ClaimLimited(Report, frozen=True, kw_only=True, tag="claim_limited"):
@@ -201,12 +204,13 @@ class UpdatesLeftOut(Report, frozen=True, kw_only=True, tag="updates_left_out"):
 
 
 class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
-    """A device will not take part in the round."""
+    """A device will not take part in the round; the transfer is its task's payload."""
 
     round_id: int
     device_id: str
     rule: str
     reason: str
+    transfer_id: str = ""
 
 
 class RoundClosed(
@@ -315,6 +319,35 @@ class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     rounds: int
     scores: Scores
     result: str
+
+
+class DeviceLog(Report, frozen=True, kw_only=True, tag="device_log"):
+    """The last ``lines`` of a device's log, which it sends because the round has failed on it."""
+
+    round_id: int
+    device_id: str
+    lines: tuple[str, ...]
+
+
+_TROUBLE = (
+    BrokerDisconnected,
+    AnotherCoordinator,
+    LeaseLost,
+    Withheld,
+    DeviceRefused,
+    RoundExtended,
+    UpdateRejected,
+    ClaimLimited,
+    UpdatesLeftOut,
+    TaskRefused,
+)
+
+
+def level_of(report: Report) -> int:
+    """As the levels of ``logging``: an error stops a run, a warning is to be looked at."""
+    if isinstance(report, Failed | StorageFailed):
+        return logging.ERROR
+    return logging.WARNING if isinstance(report, _TROUBLE) else logging.INFO
 
 
 Sink = Callable[[Report], None]

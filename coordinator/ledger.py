@@ -229,6 +229,19 @@ class Ledger:
                 (accepted.device_id, arrival.reference),
             )
 
+    def note_start(self, scores: Scores) -> None:
+        """Keep what the server's model was scored before the first round."""
+        with self._db:
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES ('start', ?)",
+                (msgspec.json.encode(scores).decode(),),
+            )
+
+    def start(self) -> Scores:
+        """What ``note_start`` has kept; empty: nothing."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'start'").fetchone()
+        return Scores() if row is None else msgspec.json.decode(row[0], type=Scores)
+
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
         with self._db:
@@ -286,10 +299,13 @@ class Ledger:
         decode = msgspec.json.Decoder(TransferOffer).decode
         return [(device_id, decode(offer)) for device_id, offer in rows]
 
-    def transfer_ids(self) -> list[str]:
-        """Transfers that were ever accepted: they are answered ``done`` again."""
-        rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
-        return [transfer_id for (transfer_id,) in rows]
+    def has_accepted(self, device_id: str, offer: TransferOffer) -> bool:
+        """Whether this very update was ever accepted: then it is answered ``done`` again."""
+        row = self._db.execute(
+            "SELECT transfer_id FROM members WHERE round_id = ? AND device_id = ?",
+            (offer.round_id, device_id),
+        ).fetchone()
+        return row is not None and row[0] == offer.transfer_id
 
     def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
         self,

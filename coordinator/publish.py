@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.bundle import SUFFIX
+from protofleet.coordinator.control import not_started
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.ledger_rows import SCHEMA
 from protofleet.coordinator.rollout_rows import (
@@ -193,7 +194,7 @@ def read_rollout(config: FederationConfig) -> RolloutStatus:
 def _ledger(config: FederationConfig) -> Path:
     path = config.run_dir / "ledger.sqlite"
     if not path.is_file():
-        raise InputError(f"run folder {config.run_dir}: no run was started here")
+        raise not_started(config.run_dir)
     return path
 
 

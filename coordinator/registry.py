@@ -256,7 +256,8 @@ def _check_strategy(presence: Presence, strategy: str) -> None:
         raise RefusedError(
             "strategy",
             f"device '{presence.device_id}': its client does not know strategy '{strategy}', only "
-            f"{', '.join(known) or 'others'}; update its client, or choose one that it knows",
+            f"{', '.join(known) or 'others'}; update its client or install the package that "
+            "brings it there, or choose one that it knows",
         )
 
 

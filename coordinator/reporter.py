@@ -9,7 +9,8 @@ from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
 from protofleet.federation.server import Aggregated
-from protofleet.wire.messages import Announcement
+from protofleet.printable import printable
+from protofleet.wire.messages import Announcement, TransferOffer
 from protofleet.wire.transfer import Rejected
 
 FIRST_REPETITION_S = 30.0
@@ -19,6 +20,8 @@ BURST = 100
 PER_MINUTE = 10
 """So many more then: 20 MB of log a day at most, however many devices are invented."""
 MINUTE_S = 60.0
+_LOG_COST = 8
+"""A device's log is as long as so many other events."""
 _MOST = 10_000
 
 
@@ -42,11 +45,14 @@ class LogThrottle:
         count = self._seen[thing]
         return count & (count - 1) == 0
 
-    def passes(self, kind: str, thing: Hashable = None) -> bool:
-        """Whether to report an event of ``kind``; equal ``thing`` of it recur, None never does."""
+    def passes(self, kind: str, thing: Hashable = None, *, cost: int = 1) -> bool:
+        """Whether to report an event of ``kind``; equal ``thing`` of it recur, None never does.
+
+        One that is as long as others ``cost`` times counts so often.
+        """
         left = self._left.get(kind, BURST)
-        if left and (thing is None or self.is_news((kind, thing))):
-            self._left[kind] = left - 1
+        if left >= cost and (thing is None or self.is_news((kind, thing))):
+            self._left[kind] = left - cost
             return True
         self._withheld[kind] += 1
         return False
@@ -74,6 +80,7 @@ class Reporter:
         self._waiting_since = self._tell_again_at = 0.0
         self._interval_s = FIRST_REPETITION_S
         self._minute_began: float | None = None
+        self._last_logs: dict[str, int] = {}
 
     def watch(self, now: float) -> None:
         """Tell once a minute (``now``: monotonic seconds) what was withheld."""
@@ -140,6 +147,14 @@ class Reporter:
             )
         )
 
+    def device_log(self, device_id: str, round_id: int, text: str) -> None:
+        """A device's log of a round that has failed on it; of each round once."""
+        lines = tuple(map(printable, text.split("\n")))
+        event = events.DeviceLog(device_id=device_id, round_id=round_id, lines=lines)
+        if self._last_logs.get(device_id, 0) < round_id:
+            self._last_logs[device_id] = round_id
+            self._tell(event, cost=_LOG_COST)
+
     def online(self, device_id: str, live: int) -> None:
         """A device is present; ``live`` of them are."""
         self._tell(events.DeviceOnline(device_id=device_id, live=live))
@@ -153,10 +168,15 @@ class Reporter:
         event = events.DeviceHeld(device_id=device_id, conditions=conditions, live=live)
         self._tell(event, (device_id, conditions))
 
-    def rejected(self, device_id: str, round_id: int, error: RefusedError) -> None:
+    def rejected(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
         """An update was not taken."""
+        round_id = offer.round_id
         event = events.UpdateRejected(
-            round_id=round_id, device_id=device_id, rule=error.rule, reason=str(error)
+            round_id=round_id,
+            device_id=device_id,
+            rule=error.rule,
+            reason=str(error),
+            transfer_id=offer.transfer_id,
         )
         self._tell(event, (device_id, round_id))
 
@@ -164,7 +184,11 @@ class Reporter:
         """A device does not take part in a round."""
         round_id, device_id = event.offer.round_id, event.device_id
         report = events.TaskRefused(
-            round_id=round_id, device_id=device_id, rule=event.rule, reason=event.reason
+            round_id=round_id,
+            device_id=device_id,
+            rule=event.rule,
+            reason=event.reason,
+            transfer_id=event.offer.transfer_id,
         )
         self._tell(report, (device_id, round_id))
 
@@ -202,8 +226,9 @@ class Reporter:
         """Whether to announce the federation to a refused device this time."""
         return self._answers.passes("announced", (device_id, error.rule))
 
-    def _tell(self, report: events.Report, thing: Hashable = None) -> bool:
-        passes = self._throttle.passes(str(type(report).__struct_config__.tag), thing)
+    def _tell(self, report: events.Report, thing: Hashable = None, *, cost: int = 1) -> bool:
+        kind = str(type(report).__struct_config__.tag)
+        passes = self._throttle.passes(kind, thing, cost=cost)
         if passes:
             self._sink(report)
         return passes

@@ -351,10 +351,7 @@ class Rollouts:
         return free[: max(share - known, 0)]
 
     def _offer(self, found: Rollout) -> None:
-        """Let the stage's devices fetch the bundle, some at a time.
-
-        Each has a transfer of its own; chunks for all at once would be sent from here.
-        """
+        """Let the stage's devices fetch the bundle, some at a time."""
         fetching = sum(
             one.state == "offered" and one.device_id in self._sent for one in self._devices.values()
         )
@@ -364,7 +361,9 @@ class Rollouts:
             if one.state == "offered" and one.device_id not in self._sent
         )
         present = {one.device_id for one in self._candidates()}
-        for device_id in _first(_OFFERS - fetching, again, self._wanted(found)):
+        offered = _first(_OFFERS - fetching, again, self._wanted(found))
+        shared = self._plan.config.limits.broadcasts(len(offered))
+        for device_id in offered:
             if device_id not in present:
                 continue
             known = self._devices.get(device_id)
@@ -384,6 +383,7 @@ class Rollouts:
                 ),
                 self._folder / f"{found.target}{SUFFIX}",
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
+                shared=shared,
             )
 
 

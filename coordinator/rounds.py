@@ -6,6 +6,7 @@ Who devices are, and what comes from them, is ``attendance``'s and ``service``'s
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
@@ -199,9 +200,11 @@ class Rounds:
             epoch=self._announcer.epoch,
         )
         self._totals.invited(clients)
-        for device_id in clients:
-            round_id = self.state.task_of(device_id)
-            payload = self.payloads.payload_for(round_id, device_id)
+        tasks = {one: self.state.task_of(one) for one in clients}
+        payloads = {one: self.payloads.payload_for(of, one) for one, of in tasks.items()}
+        alike = Counter(one.path for one in payloads.values())
+        for device_id, round_id in tasks.items():
+            payload = payloads[device_id]
             work = self._work_of(device_id, round_id)
             offer = self._endpoint.send_task(
                 device_id,
@@ -209,6 +212,7 @@ class Rounds:
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
+                shared=plan.config.limits.broadcasts(alike[payload.path]),
             )
             self.note_transfer(device_id, offer)
 
@@ -230,6 +234,8 @@ class Rounds:
         self._end_tasks(round_id)
         accepted = self._ledger.accepted(round_id)
         before = self.server_state
+        if not before.round_id:
+            self._ledger.note_start(self.server.score(before, (), final=False))
         outcome = self.server.aggregate(
             before,
             round_id,

@@ -19,6 +19,7 @@ from protofleet.coordinator.cell import CellRounds, CellService
 from protofleet.coordinator.control import extended_rounds, is_served
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
+from protofleet.coordinator.event_log import EventLog
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.lease import Claim, Lease, kept
 from protofleet.coordinator.ledger import LOCK_S, Ledger
@@ -156,6 +157,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
         sink(events.LeaseAwaited(epoch=0, alive=True, silent_s=0.0))
     ledger = part.open_ledger(plan, patience_s)
     with ledger, ExitStack() as stack:
+        sink = EventLog(ledger.folder, sink)
         _check_rounds(config, ledger.state())
         results = Results(
             ledger,
@@ -289,9 +291,6 @@ def _make_endpoint(
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)
-    endpoint = CoordinatorEndpoint.create(
+    return CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection
     )
-    for transfer_id in ledger.transfer_ids():
-        endpoint.remember(transfer_id)
-    return endpoint

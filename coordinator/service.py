@@ -87,7 +87,6 @@ class Service:
         self._revocations = None if members is None else Revocations(members)
         self._lease = lease
         self._ended = False
-        self._accepted_ids = set(ledger.transfer_ids())
         self._intake = Intake()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
@@ -180,6 +179,7 @@ class Service:
         finally:
             if self._lease is not None:
                 self._lease.release()
+            self._attendance.close()
             self._endpoint.close()
 
     def _take_part(self) -> None:
@@ -344,15 +344,18 @@ class Service:
 
     def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
         self._attendance.on_sign(device_id)
-        if offer.transfer_id in self._accepted_ids:
-            # The endpoint forgets old decisions; it must not fetch a counted update again.
+        if self._ledger.has_accepted(device_id, offer):
+            # The endpoint forgets decisions; it must not fetch a counted update again.
             self._endpoint.remember(offer.transfer_id)
             self._endpoint.expect(device_id, offer)
             return
         refused = self._refusal(device_id, offer)
         if refused is None:
-            self._rounds.note_transfer(device_id, offer)
-            self._endpoint.expect(device_id, offer)
+            broken = self._endpoint.expect(device_id, offer)
+            if broken is None:
+                self._rounds.note_transfer(device_id, offer)
+            else:
+                self._reporter.rejected(device_id, offer, broken)
         else:
             self._reject(device_id, offer, refused)
 
@@ -382,7 +385,6 @@ class Service:
         self._ledger.accept(*(arrival for _, arrival in arrived))
         for count, (event, arrival) in enumerate(arrived, 1):
             device_id, offer, record = event.device_id, event.offer, arrival.accepted.record
-            self._accepted_ids.add(offer.transfer_id)
             rounds.forget_transfer(device_id, offer)
             rounds.blob_bytes_up += offer.total_bytes
             self._endpoint.accept(offer.transfer_id)
@@ -396,6 +398,7 @@ class Service:
                     delivered=rounds.state.updates + count,
                     cohort=rounds.expected_updates,
                     counted_in=arrival.counted_in,
+                    transfer_id=offer.transfer_id,
                 )
             )
             self._rollouts.update_accepted(device_id, record)
@@ -442,7 +445,7 @@ class Service:
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
         self._rounds.forget_transfer(device_id, offer)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
-        self._reporter.rejected(device_id, offer.round_id, error)
+        self._reporter.rejected(device_id, offer, error)
 
     def _on_rejected(self, event: Rejected) -> None:
         if event.offer.kind == "bundle":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from protofleet.coordinator.control import Wish, is_served, read_order
+from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.operation import operation_of
@@ -89,12 +90,29 @@ def read_identity(run_dir: Path) -> dict[str, str]:
     path = run_dir / "ledger.sqlite"
     if not path.is_file():
         return {}
-    with _opened(run_dir) as db:
+    with opened_ledger(run_dir) as db:
         return dict(db.execute("SELECT key, value FROM meta"))
 
 
+def check_ledger(run_dir: Path) -> None:
+    """Raise InputError if a run's ledger is damaged, or of another version's format."""
+    with opened_ledger(run_dir) as db:
+        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        _check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+
+
+def _check_format(run_dir: Path, meta: Mapping[str, str]) -> None:
+    if meta.get("format") != str(FORMAT):
+        raise InputError(
+            f"run folder {run_dir}: its ledger has format {meta.get('format')}, this version "
+            f"reads {FORMAT}"
+        )
+
+
 @contextmanager
-def _opened(run_dir: Path) -> Iterator[sqlite3.Connection]:
+def opened_ledger(run_dir: Path) -> Iterator[sqlite3.Connection]:
     """The ledger, to read; InputError in the block if it is damaged."""
     try:
         path = run_dir / "ledger.sqlite"
@@ -112,76 +130,134 @@ def damaged(run_dir: Path, error: Exception) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What the ledger holds of its latest round, and of the devices.
+
+    Attributes:
+        phase: of the round as the ledger has it; ``waiting``: there was none yet.
+        members: of the round, and whether their update is in.
+        counted: whose update counts in it.
+        late: device → its task's round, where that may still bring an update.
+    """
+
+    strategy: str
+    round_id: int
+    phase: str
+    final: bool
+    size: int
+    members: dict[str, bool]
+    counted: tuple[str, ...]
+    late: dict[str, int]
+    refused: tuple[Refusal, ...]
+    held: tuple[Hold, ...]
+    order: Order
+
+    @property
+    def awaited(self) -> int:
+        """The round that an update would count in now."""
+        return self.round_id + (self.phase == "committed")
+
+    @property
+    def committed(self) -> int:
+        """Aggregated rounds; a final fit is none."""
+        whole = self.phase == "committed" and not self.final
+        return self.round_id if whole else max(self.round_id - 1, 0)
+
+
 def read_status(config: FederationConfig) -> Status:
     """The status of the run in ``config.run_dir``.
 
     Raises:
         InputError: no run was started there, or its ledger is damaged.
     """
-    path = config.run_dir / "ledger.sqlite"
-    if not path.is_file():
-        raise InputError(f"run folder {config.run_dir}: no run was started here")
-    with _opened(config.run_dir) as db:
+    found = _read(config.run_dir)
+    rounds = max(config.rounds, found.order.rounds)
+    phase = found.phase
+    if phase == "committed":
+        enough = found.committed >= rounds and not DESCRIPTIONS[found.strategy].final_fit
+        phase = "finished" if found.final or enough else "waiting"
+    served = is_served(config.run_dir)
+    may_be_late = phase != "finished" and not found.final
+    return Status(
+        federation=config.federation,
+        phase=phase,
+        operation=operation_now(phase, found.order.wish, served=served),
+        served=served,
+        since_s=found.order.since_s or None,
+        rounds=rounds,
+        committed=found.committed,
+        round_id=found.round_id,
+        final=found.final,
+        cohort=tuple(found.members),
+        delivered=found.counted,
+        schedule=config.schedule.kind,
+        size=found.size,
+        missing=tuple(one for one, there in found.members.items() if not there and phase == "open"),
+        late=tuple(
+            device_id
+            for device_id, task in sorted(found.late.items())
+            if may_be_late and found.awaited - task <= config.schedule.patience
+        ),
+        refused=found.refused,
+        held=found.held,
+        cells=_cells(config),
+    )
+
+
+def _read(run_dir: Path) -> _Found:
+    if not (run_dir / "ledger.sqlite").is_file():
+        raise not_started(run_dir)
+    with opened_ledger(run_dir) as db:
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        if meta.get("format") != str(FORMAT):
-            raise InputError(
-                f"run folder {config.run_dir}: its ledger has format {meta.get('format')}, this "
-                f"version reads {FORMAT}"
-            )
+        _check_format(run_dir, meta)
         row = db.execute(
             "SELECT round_id, phase, final, size FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
         round_id, phase, final, size = row or (0, "waiting", False, 0)
-        members = db.execute(
-            "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
-            (round_id,),
-        ).fetchall()
-        counted = db.execute(
-            "SELECT DISTINCT device_id FROM members WHERE counted_in = ? ORDER BY device_id",
-            (round_id,),
-        ).fetchall()
-        awaited = round_id + (phase == "committed")
-        late = DeviceRows(db).late(awaited)
-        refused = db.execute(
-            "SELECT device_id, rule, reason FROM refusals ORDER BY device_id"
-        ).fetchall()
-        held = db.execute("SELECT device_id, conditions FROM held ORDER BY device_id").fetchall()
-        order = read_order(db)
-    rounds = max(config.rounds, order.rounds)
-    committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
-    if phase == "committed":
-        enough = committed >= rounds and not DESCRIPTIONS[meta["strategy"]].final_fit
-        phase = "finished" if final or enough else "waiting"
-    served = is_served(config.run_dir)
-    return Status(
-        federation=config.federation,
-        phase=phase,
-        operation=_operation(phase, order.wish, served=served),
-        served=served,
-        since_s=order.since_s or None,
-        rounds=rounds,
-        committed=committed,
-        round_id=round_id,
-        final=bool(final),
-        cohort=tuple(device_id for device_id, _ in members),
-        delivered=tuple(device_id for (device_id,) in counted),
-        schedule=config.schedule.kind,
-        size=size,
-        missing=tuple(device_id for device_id, file in members if not file and phase == "open"),
-        late=tuple(
-            device_id
-            for device_id, task in sorted(late.items())
-            if awaited - task <= config.schedule.patience and phase != "finished" and not final
-        ),
-        refused=tuple(
-            Refusal(device_id=device_id, rule=rule, reason=reason)
-            for device_id, rule, reason in refused
-        ),
-        held=tuple(
-            Hold(device_id=device_id, conditions=tuple(msgspec.json.decode(conditions)))
-            for device_id, conditions in held
-        ),
-        cells=_cells(config),
+        return _Found(
+            strategy=meta["strategy"],
+            round_id=round_id,
+            phase=phase,
+            final=bool(final),
+            size=size,
+            members=_members(db, round_id),
+            counted=_counted(db, round_id),
+            late=dict(DeviceRows(db).late(round_id + (phase == "committed"))),
+            refused=_refused(db),
+            held=_held(db),
+            order=read_order(db),
+        )
+
+
+def _members(db: sqlite3.Connection, round_id: int) -> dict[str, bool]:
+    rows = db.execute(
+        "SELECT device_id, file IS NOT NULL FROM members WHERE round_id = ? ORDER BY device_id",
+        (round_id,),
+    )
+    return {device_id: bool(there) for device_id, there in rows}
+
+
+def _counted(db: sqlite3.Connection, round_id: int) -> tuple[str, ...]:
+    rows = db.execute(
+        "SELECT DISTINCT device_id FROM members WHERE counted_in = ? ORDER BY device_id",
+        (round_id,),
+    )
+    return tuple(device_id for (device_id,) in rows)
+
+
+def _refused(db: sqlite3.Connection) -> tuple[Refusal, ...]:
+    rows = db.execute("SELECT device_id, rule, reason FROM refusals ORDER BY device_id")
+    return tuple(
+        Refusal(device_id=device_id, rule=rule, reason=reason) for device_id, rule, reason in rows
+    )
+
+
+def _held(db: sqlite3.Connection) -> tuple[Hold, ...]:
+    rows = db.execute("SELECT device_id, conditions FROM held ORDER BY device_id")
+    return tuple(
+        Hold(device_id=device_id, conditions=tuple(msgspec.json.decode(conditions)))
+        for device_id, conditions in rows
     )
 
 
@@ -191,7 +267,8 @@ def _cells(config: FederationConfig) -> tuple[Status, ...]:
     return tuple(read_status(one) for one in configs if (one.run_dir / "ledger.sqlite").is_file())
 
 
-def _operation(phase: str, wish: Wish, *, served: bool) -> str:
+def operation_now(phase: str, wish: Wish, *, served: bool) -> str:
+    """``Status.operation`` of a phase, an operator's wish, and whether a process serves it."""
     if phase == "finished":
         return phase
     if not served and wish in (Wish.RUN, Wish.STOP, Wish.END):

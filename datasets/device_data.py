@@ -30,12 +30,15 @@ class DeviceData:
     """A device's own train and test part; neither ever leaves the device.
 
     Attributes:
-        x_train, x_test: ``(n, *input_shape) float32``, preprocessed.
-        y_train, y_test: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        x_train: ``(n, *input_shape) float32``, preprocessed.
+        y_train: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        x_test: as ``x_train``.
+        y_test: as ``y_train``.
         classes: class names, in index order; empty where ``y`` has targets.
         targets: their names, in the order of the columns; empty where ``y`` has classes.
-        boxes_train, boxes_test: ``(n, k, 4) float32`` regions of images to hide as left, top,
-            right, bottom in pixels, unused rows zero; None if there are none.
+        boxes_train: ``(n, k, 4) float32`` regions of images to hide as left, top, right, bottom in
+            pixels, unused rows zero; None if there are none.
+        boxes_test: as ``boxes_train``.
     """
 
     x_train: NDArray[np.float32]

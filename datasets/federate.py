@@ -49,7 +49,11 @@ class Natural(_Settings, frozen=True, kw_only=True, tag="natural"):
 
 
 class Iid(_Settings, frozen=True, kw_only=True, tag="iid"):
-    """``partition.iid``: random equal parts."""
+    """``partition.iid``: random equal parts.
+
+    Attributes:
+        clients: how many.
+    """
 
     clients: Count
 
@@ -59,7 +63,13 @@ class Iid(_Settings, frozen=True, kw_only=True, tag="iid"):
 
 
 class Dirichlet(_Settings, frozen=True, kw_only=True, tag="dirichlet"):
-    """``partition.dirichlet`` (Hsu et al.)."""
+    """``partition.dirichlet`` (Hsu et al.).
+
+    Attributes:
+        clients: how many.
+        alpha: concentration of the draws; small: few classes each.
+        min_examples: fewest that a client may have.
+    """
 
     clients: Count
     alpha: Alpha
@@ -72,7 +82,13 @@ class Dirichlet(_Settings, frozen=True, kw_only=True, tag="dirichlet"):
 
 
 class DirichletShared(_Settings, frozen=True, kw_only=True, tag="dirichlet_shared"):
-    """``partition.dirichlet_shared`` (FedHP): one draw serves the train and the test rows."""
+    """``partition.dirichlet_shared`` (FedHP): one draw serves the train and the test rows.
+
+    Attributes:
+        clients: how many.
+        alpha: concentration of the draws; small: few classes each.
+        min_per_class: rows of each class and part that every client gets first.
+    """
 
     clients: Count
     alpha: Alpha
@@ -80,7 +96,13 @@ class DirichletShared(_Settings, frozen=True, kw_only=True, tag="dirichlet_share
 
 
 class DirichletBalanced(_Settings, frozen=True, kw_only=True, tag="dirichlet_balanced"):
-    """``partition.dirichlet_balanced`` (FedALA's practical setting)."""
+    """``partition.dirichlet_balanced`` (FedALA's practical setting).
+
+    Attributes:
+        clients: how many.
+        alpha: concentration of the draws; small: few classes each.
+        least: fewest rows that a client may have.
+    """
 
     clients: Count
     alpha: Alpha = 0.1
@@ -94,7 +116,12 @@ class DirichletBalanced(_Settings, frozen=True, kw_only=True, tag="dirichlet_bal
 
 
 class Pathological(_Settings, frozen=True, kw_only=True, tag="pathological"):
-    """``partition.pathological`` (FedALA)."""
+    """``partition.pathological`` (FedALA).
+
+    Attributes:
+        clients: how many.
+        classes_per_client: how many classes each has.
+    """
 
     clients: Count
     classes_per_client: Count = 2
@@ -127,7 +154,11 @@ class Stratified(_Settings, frozen=True, kw_only=True, tag="stratified"):
 
 
 class Random(_Settings, frozen=True, kw_only=True, tag="random"):
-    """The publisher's parts are merged; a share of each client's rows tests, of whatever class."""
+    """The publisher's parts are merged; a share of each client's rows tests, of whatever class.
+
+    Attributes:
+        test_fraction: the share.
+    """
 
     test_fraction: Fraction = 0.25
 
@@ -141,6 +172,9 @@ class InTime(_Settings, frozen=True, kw_only=True, tag="in_time"):
     """The last share of each activity tests; windows that overlap a training window are unused.
 
     Only for natural clients: other partitions have no time order.
+
+    Attributes:
+        test_fraction: the share.
     """
 
     test_fraction: Fraction = 0.3
@@ -155,7 +189,12 @@ class InTime(_Settings, frozen=True, kw_only=True, tag="in_time"):
 
 
 class Folds(_Settings, frozen=True, kw_only=True, tag="folds"):
-    """``folds_split``: stratified folds without shuffling; the first ones train (FedAli)."""
+    """``folds_split``: stratified folds without shuffling; the first ones train (FedAli).
+
+    Attributes:
+        folds: how many there are.
+        train_folds: how many of them train.
+    """
 
     folds: Annotated[int, Meta(ge=2)] = 10
     train_folds: Count = 7

@@ -6,7 +6,7 @@ Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
 from protofleet.edge.agent import Report
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.local_data import load_local_data
-from protofleet.edge.personal import PersonalModel, open_personal
+from protofleet.edge.personal import PersonalModel, open_bundle, open_personal
 from protofleet.edge.predictions import Predictions
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
@@ -22,6 +22,7 @@ __all__ = [
     "Trial",
     "join",
     "load_local_data",
+    "open_bundle",
     "open_personal",
     "try_bundle",
 ]

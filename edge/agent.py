@@ -29,6 +29,7 @@ from protofleet.edge.decide import (
     progress_of,
 )
 from protofleet.edge.identity import Identity
+from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
 from protofleet.edge.outbox import SETTLE_S, Outbox
@@ -88,6 +89,7 @@ class Agent:
         stays: whether the device waits for another run when the federation has finished.
         participation: whether the owner's conditions are met; None: there are none.
         upgrades: other bundles over the wire; None: it takes none.
+        tail: of the log, which goes to the coordinator when a round fails; None: it stays here.
 
     Attributes:
         switched: whether ``run`` has ended because the store has another bundle now.
@@ -104,6 +106,7 @@ class Agent:
         stays: bool = False,
         participation: Participation | None = None,
         upgrades: Upgrades | None = None,
+        tail: LogTail | None = None,
     ) -> None:
         self._endpoint = device
         self._participation = participation or Participation()
@@ -113,7 +116,8 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who, self._stays = who, stays
-        self._presence = PresencePublisher(device, who, Registration(learner, who.sends))
+        registration = Registration(learner, who.sends)
+        self._presence = PresencePublisher(device, who, registration, tail)
         self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
@@ -380,7 +384,9 @@ class Agent:
             self._finish(task)
             return
         self._waiting.end()
-        self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
+        offer = task.payload
+        figures = {"payload_bytes": offer.total_bytes, "transfer_id": offer.transfer_id}
+        self._report("task", {"round_id": task.round_id, **figures})
         self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
         self._presence.register(task.strategy, task.round_id)
@@ -392,13 +398,13 @@ class Agent:
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return
-        self._expect(task.payload)
+        self._expect(task.payload, task.shared)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
             self._train_stored(self._round)
 
-    def _expect(self, offer: TransferOffer) -> None:
-        self._storage.repeat(lambda: self._endpoint.expect(offer))
+    def _expect(self, offer: TransferOffer, shared: str) -> None:
+        self._storage.repeat(lambda: self._endpoint.expect(offer, shared))
 
     def _train_stored(self, current: ActiveRound) -> None:
         """Go on with a payload that the process before this one has received."""
@@ -434,7 +440,7 @@ class Agent:
                 wrong = RefusedError("offer", f"round {task.round_id}: the offer has changed")
                 self._refusals.note("refused a task", wrong)
                 return
-            self._expect(task.payload)
+            self._expect(task.payload, task.shared)
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
@@ -511,6 +517,7 @@ class Agent:
             return
         refused = f"round {self._round.task.round_id}: payload refused"
         self._refusals.note(refused, RefusedError(rule, reason))
+        self._tell_failed()
         self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
@@ -563,6 +570,7 @@ class Agent:
         if self._round is not None and self._next is None:
             round_id, payload = self._round.task.round_id, self._round.payload
             self._warn("round %d refused: %s", round_id, reason)
+            self._tell_failed()
             self._drop(reason)
             self._endpoint.reject(payload.transfer_id, rule, reason)
             return
@@ -588,6 +596,7 @@ class Agent:
         pending = self._store.journal.pending
         if pending is not None and pending.update.sha256 == event.offer.sha256:
             self._warn("round %d: update rejected: %s", pending.round_id, event.reason)
+            self._tell_failed()
             self._drop(event.reason)
 
     def _on_delivered(self, event: Delivered) -> None:
@@ -598,14 +607,17 @@ class Agent:
         self._count_bytes()
         up, down = self._store.counters.totals
         figures = {"update_bytes": pending.update.bytes, "bytes_up": up, "bytes_down": down}
-        self._report("delivered", {"round_id": pending.round_id, **figures})
+        ids = {"round_id": pending.round_id, "transfer_id": event.offer.transfer_id}
+        self._report("delivered", {**ids, **figures})
         self._heartbeat("idle")
         self._become_idle()
 
     def _drop(self, reason: str) -> None:
         """The round in progress does not count; its trained state goes with it."""
         progress = self._progress()
-        self._report("dropped", {"round_id": progress.round_id, "reason": reason})
+        transfer_id = self._outbox.sending or progress.transfer_id
+        ids = {"round_id": progress.round_id, "transfer_id": transfer_id}
+        self._report("dropped", {**ids, "reason": reason})
         for transfer_id in filter(None, (progress.transfer_id, self._outbox.sending)):
             self._endpoint.cancel(transfer_id)
         self._store.commit_dropped()
@@ -638,6 +650,11 @@ class Agent:
         round_id = progress.round_id or progress.last_round_id
         totals = self._store.counters.totals
         self._presence.heartbeat(phase, round_id, totals, time.monotonic())
+
+    def _tell_failed(self) -> None:
+        """Before the round in progress is dropped: its phase and number are those that failed."""
+        round_id, totals = self._progress().round_id, self._store.counters.totals
+        self._presence.failed(self._phase.value, round_id, totals)
 
     def _leave(self) -> None:
         self._participation.close()

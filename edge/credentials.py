@@ -116,8 +116,7 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     if enrolment is None:
         return None
     own = folder / enrolment.files
-    key = keys.load_signing_key(own / _KEY)
-    _check(enrolment, key, folder)
+    key = check_enrolment(folder, enrolment)
     memory = _read(own / _MEMORY, _Memory) or _Memory(
         start=0, announced=0, federation_key=enrolment.federation_key
     )
@@ -144,7 +143,9 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     )
 
 
-def _check(enrolment: Enrolment, key: Ed25519PrivateKey, folder: Path) -> None:
+def check_enrolment(folder: Path, enrolment: Enrolment) -> Ed25519PrivateKey:
+    """The device's key, if the grant is for it and holds; raises as ``open_credentials``."""
+    key = keys.load_signing_key(folder / enrolment.files / _KEY)
     remedy = "ask for a new invitation, and: protofleet device enroll INVITATION"
     signer = bytes.fromhex(enrolment.federation_key)
     try:
@@ -155,6 +156,7 @@ def _check(enrolment: Enrolment, key: Ed25519PrivateKey, folder: Path) -> None:
         raise ProvisionError(f"{folder}: {error}; {remedy}") from error
     if (grant.device_id, grant.key) != (enrolment.device_id, public_bytes(key).hex()):
         raise ProvisionError(f"{folder}: the grant is for another key than {_KEY}; {remedy}")
+    return key
 
 
 def _to_path(kind: type, value: object) -> Path:

@@ -83,7 +83,9 @@ class Identity:
             progress=progress,
         )
 
-    def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:
+    def heartbeat(
+        self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int], log: str = ""
+    ) -> Heartbeat:
         """Liveness and costs; ``totals`` are bytes up and down at the socket."""
         return Heartbeat(
             device_id=self.device_id,
@@ -93,6 +95,7 @@ class Identity:
             bytes_up=totals[0],
             bytes_down=totals[1],
             peak_rss_bytes=peak_rss_bytes(),
+            log=log,
         )
 
     def figures(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from protofleet.edge.agent import Agent, Report
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
+from protofleet.edge.log_tail import log_tail
 from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
 from protofleet.edge.participation import watch_policy
@@ -30,6 +31,7 @@ from protofleet.federation.records import Sends
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
 from protofleet.runtime.opening import check_opening, opening_of
+from protofleet.strategies import check_known
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.protection import DeviceProtection, Plain
@@ -55,6 +57,7 @@ class JoinOptions:
             moves to another bundle later.
         sends: what this device tells beside tensors, whatever the coordinator asks for.
         stays: whether the device waits for another run when the federation has finished.
+        sends_log: whether the last lines of the log go to the coordinator when a round fails.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
         policy: file of the owner's conditions; None: ``policy.toml`` in the store, if it is there.
         conditions: keys of it that hold in place of the file's.
@@ -71,6 +74,7 @@ class JoinOptions:
     keep_bundle: bool = True
     sends: Sends = field(default_factory=Sends)
     stays: bool = False
+    sends_log: bool = False
     keepalive_s: int = 30
     policy: Path | None = None
     conditions: Mapping[str, Any] = field(default_factory=dict)
@@ -120,11 +124,16 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
     # Before a store is made:
     place = _find_place(options)
+    _check_strategy(bundle)
     check_data(data, bundle.manifest)
-    with Store.open(options.store, device_id=options.device_id) as store:
+    with (
+        log_tail(kept=options.sends_log) as tail,
+        Store.open(options.store, device_id=options.device_id) as store,
+    ):
         path = bundle_in_place(store, bundle) or options.bundle
         if path != options.bundle:
             bundle = Bundle.open(path, trusted=options.trusted)
+            _check_strategy(bundle)
             check_data(data, bundle.manifest)
             _log.info("bundle %s took the place of the one given", bundle.digest[:16])
         binding = Binding(
@@ -168,6 +177,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             stays=options.stays,
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),
+            tail=tail,
         )
 
 
@@ -185,6 +195,14 @@ def _upgrades(
         rehearse=rehearsed if options.keep_bundle else None,
         trusted=options.trusted,
     )
+
+
+def _check_strategy(bundle: Bundle) -> None:
+    """Raise ProvisionError if this device lacks the strategy that the bundle was exported for."""
+    try:
+        check_known(bundle.manifest.strategy.name)
+    except InputError as error:
+        raise ProvisionError(f"bundle '{bundle.manifest.name}': {error}") from error
 
 
 def _check_opening(options: JoinOptions, store: Store, path: Path, bundle: Bundle) -> None:

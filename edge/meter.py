@@ -132,11 +132,20 @@ def thinned(samples: Sequence[float], most: int = MAX_SAMPLES) -> tuple[float, .
 
 def high_water_bytes(process: int | Literal["self"]) -> int | None:
     """Largest resident memory of a process so far; None where the system does not tell."""
+    return _status_bytes(process, "VmHWM:")
+
+
+def resident_bytes(process: int | Literal["self"]) -> int | None:
+    """Resident memory of a process now; None where the system does not tell."""
+    return _status_bytes(process, "VmRSS:")
+
+
+def _status_bytes(process: int | Literal["self"], field: str) -> int | None:
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
         return None
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    found = [int(line.split()[1]) for line in lines if line.startswith(field)]
     return 1024 * found[0] if found else None
 
 

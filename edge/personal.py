@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
 from protofleet.edge.examples import Examples
 from protofleet.edge.journal import PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
-from protofleet.edge.predictions import Predictions
+from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
 from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
-from protofleet.edge.training import EVALUATION_BATCH
+from protofleet.edge.training import EVALUATION_BATCH, Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
-from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
+from protofleet.runtime import (
+    BackendName,
+    Classifier,
+    open_classifier,
+    open_programs,
+    plain_model,
+)
 from protofleet.strategies import build
-from protofleet.strategies.types import Score
+from protofleet.strategies.common import network_tensors
+from protofleet.strategies.training import Training
+from protofleet.strategies.types import ClientState, Payload, Score
 from protofleet.tensors import Network
 
 
@@ -127,6 +137,54 @@ class PersonalModel:
         task = self.model.bundle.manifest.task
         return Predictions(task=task, names=self.names, outputs=outputs)
 
+    def score(self, data: DeviceData) -> PredictionScores:
+        """How right the model is on the test part of examples.
+
+        Args:
+            data: preprocessed; its ``x_test`` and ``y_test`` count.
+
+        Returns:
+            The scores of the bundle's task by name (``macro_f1``, ``accuracy``, ``rmse``, …).
+
+        Raises:
+            InputError: the examples do not fit the bundle.
+            ProvisionError: the program failed.
+        """
+        check_data(LocalData(own=data), self.model.bundle.manifest)
+        return score_predictions(self.predict(data.x_test), data.y_test)
+
+    def train(self, data: DeviceData, *, seed: int = 0, **settings: Any) -> PersonalModel:
+        """Train a copy of this model on local examples, with nobody else; nothing is stored.
+
+        Args:
+            data: preprocessed; its ``x_train`` and ``y_train`` count.
+            seed: of the order of examples, dropout and the like; the same gives the same bits.
+            settings: of local training: ``epochs``, ``batch_size``, ``optimiser`` and the others in
+                ``docs/strategies.md``; the bundle's own where nothing is said.
+
+        Returns:
+            The trained model; this one is left as it is.
+
+        Raises:
+            InputError: the examples do not fit the bundle, an unknown setting, or a model that
+                predicts by a rule of its strategy, whose head is not what classifies.
+            ProvisionError: the program failed.
+        """
+        if self.model.score is not None:
+            raise InputError(
+                f"model: strategy '{self.model.strategy}' classifies by a rule of its own, which "
+                "local training does not move; train it in a federation of that strategy"
+            )
+        bundle = self.model.bundle
+        programs = open_programs(bundle, threads=self._threads, backend=self._backend)
+        learner = Learner(bundle, programs, LocalData(own=data), Meter(), "local")
+        strategy = learner.strategy("local", {**_training_of(bundle), **settings})
+        start = ClientState(round_id=0, tensors=network_tensors(self.model.network))
+        payload = Payload(round_id=1, tensors={})
+        state, _ = learner.train(strategy, start, payload, seed=seed)
+        trained = replace(self.model, network=strategy.client_model(state), strategy="local")
+        return PersonalModel(trained, backend=self._backend, threads=self._threads)
+
     def plain(self, format_: str, *, raw: bool = False) -> bytes:
         """The model as a file for a stock runtime, with what its numbers mean in its metadata.
 
@@ -216,6 +274,9 @@ def open_personal(
         backend: who runs the programs.
         threads: of the runtime.
 
+    Returns:
+        The model.
+
     Raises:
         InputError: no store, several, one without a finished round, or no such backend.
         ProvisionError: the store is damaged or belongs to another bundle, or the backend cannot run
@@ -229,6 +290,39 @@ def open_personal(
     folder = only_store() if store is None else Path(store)
     source, model = _in_use(folder, given)
     return PersonalModel(model, source=source, backend=backend, threads=threads)
+
+
+def open_bundle(
+    path: Path | str,
+    *,
+    trusted: Collection[bytes] = (),
+    backend: BackendName = "auto",
+    threads: int = 1,
+) -> PersonalModel:
+    """Open the model in a bundle, with the bundle's own values, to predict, score and train.
+
+    Args:
+        path: folder or file.
+        trusted: raw public keys whose signature counts; empty: those of the user's trust store, and
+            this user's own.
+        backend: who runs the programs: ``onnx``, ``litert``, or ``auto`` for what is installed.
+        threads: of the runtime.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: there is nothing at ``path``, or no such backend.
+        ProvisionError: the backend cannot run the bundle.
+        RefusedError: the bundle is not what was signed, or its signer is not trusted.
+    """
+    return open_personal(bundle=path, trusted=trusted, backend=backend, threads=threads)
+
+
+def _training_of(bundle: Bundle) -> dict[str, Any]:
+    """The bundle's own settings of local training."""
+    declared = bundle.manifest.strategy.settings
+    return {key: declared[key] for key in Training.__struct_fields__ if key in declared}
 
 
 def _in_use(folder: Path, given: Bundle | None) -> tuple[StoreSource, OpenedModel]:

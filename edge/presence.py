@@ -7,6 +7,7 @@ import random
 from typing import Protocol
 
 from protofleet.edge.identity import DataSummary, Identity
+from protofleet.edge.log_tail import LogTail
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.device_endpoint import DeviceEndpoint
@@ -108,14 +109,22 @@ class PresencePublisher:
         endpoint: of the device.
         who: what it says about itself.
         registration: what it says of its data.
+        tail: of the log, which may go with a round that has failed; None: it may not.
 
     Attributes:
         heartbeat_due: monotonic seconds; infinite before the first connection.
         progress: with the bundle that was offered last; None: there is none.
     """
 
-    def __init__(self, endpoint: DeviceEndpoint, who: Identity, registration: Registration) -> None:
+    def __init__(
+        self,
+        endpoint: DeviceEndpoint,
+        who: Identity,
+        registration: Registration,
+        tail: LogTail | None = None,
+    ) -> None:
         self._endpoint, self._who, self._registration = endpoint, who, registration
+        self._tail = tail
         self._timer = PresenceTimer()
         self._held: tuple[str, ...] = ()
         self._published = False
@@ -166,6 +175,11 @@ class PresencePublisher:
         """Say that the device lives, and what it has paid."""
         self.heartbeat_due = now + HEARTBEAT_S
         self._endpoint.publish(self._who.heartbeat(phase, round_id, totals))
+
+    def failed(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> None:
+        """A round has failed in ``phase``: send the last lines of the log, if they may go."""
+        if self._tail is not None:
+            self._endpoint.publish(self._who.heartbeat(phase, round_id, totals, self._tail.text()))
 
     def leave(self) -> None:
         """Say that the device is gone."""

@@ -107,7 +107,7 @@ class Upgrades:
         elif known is not None and known.bundle != offer.bundle:
             self._store.commit(candidate=None)
         self._offer = offer
-        self._endpoint.expect_bundle(payload)
+        self._endpoint.expect_bundle(payload, offer.shared)
 
     def _checked(self, offer: BundleOffer) -> TransferOffer:
         """The offer's transfer, if the offer may be taken up."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from protofleet.errors import MissingDataError
+from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
 from protofleet.experiments.comparisons import Outcome, compare
 from protofleet.experiments.config import Experiment, Method, digest
@@ -32,6 +32,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
             which do not count.
         rounds_left: of all methods and seeds; a final fit is none.
         seconds_left: they will take, from the rounds that have been measured; None: none has.
+        seconds: that all of it takes, from the same rounds.
     """
 
     experiment: str
@@ -40,6 +41,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     other: int
     rounds_left: int
     seconds_left: float | None
+    seconds: float | None
 
     @property
     def finished(self) -> bool:
@@ -57,6 +59,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
         metric: of the scores.
         seeds_done, seeds_asked: that every method has finished, and that there should be.
         digests: label → of the lines that its figures belong to (``config.digest``, its beginning).
+        rounds: label → of a whole run.
         outcomes: of its comparisons.
     """
 
@@ -72,6 +75,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     seeds_done: int
     seeds_asked: int
     digests: dict[str, str]
+    rounds: dict[str, int]
     outcomes: tuple[Outcome, ...]
 
 
@@ -102,11 +106,57 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
         seeds_done=len(set.intersection(*done)),
         seeds_asked=asked,
         digests=digests_of(experiment),
+        rounds={one.label: experiment.rounds_of(one) for one in experiment.methods},
         outcomes=tuple(
             outcome
             for comparison in claim.comparisons
             for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
         ),
+    )
+
+
+def load_claim_results(path: Path) -> dict[str, ClaimResult]:
+    """What ``experiment claims --json`` wrote earlier, by claim.
+
+    Raises:
+        InputError: it cannot be read, or is something else.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[ClaimResult])
+    except OSError as error:
+        raise InputError(f"'{path}': {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"'{path}': expected what 'protofleet experiment claims --json' writes: {error}"
+        ) from error
+    return {one.id: one for one in found}
+
+
+def or_earlier(result: ClaimResult, earlier: ClaimResult | None) -> ClaimResult:
+    """The earlier figures where they are of more runs, and of what is asked for now.
+
+    Args:
+        result: from what is stored here.
+        earlier: of another machine or day; it does not count if lines of the experiment that
+            decide its numbers, or its comparisons, have changed since.
+    """
+    if earlier is None:
+        return result
+    if (earlier.digests, earlier.rounds) != (result.digests, result.rounds):
+        return result
+    asked, before = ([_unmeasured(one) for one in each.outcomes] for each in (result, earlier))
+    if asked != before or _pairs(earlier) <= _pairs(result):
+        return result
+    return msgspec.structs.replace(result, outcomes=earlier.outcomes, seeds_done=earlier.seeds_done)
+
+
+def _pairs(result: ClaimResult) -> int:
+    return sum(len(one.pairs) for one in result.outcomes)
+
+
+def _unmeasured(one: Outcome) -> Outcome:
+    return msgspec.structs.replace(
+        one, pairs=(), averages=(None, None), estimate=None, verdict="not measured"
     )
 
 
@@ -143,6 +193,8 @@ def progress_of(name: str, experiment: Experiment, folder: Path) -> Progress:
     }
     left = {method.label: _rounds_left(experiment, method, ours[method.label])
             for method in experiment.methods}  # fmt: skip
+    whole = {one.label: experiment.rounds_of(one) for one in experiment.methods}
+    asked = {label: rounds * len(experiment.seeds) for label, rounds in whole.items()}
     current = current_runs(experiment, folder)
     return Progress(
         experiment=name,
@@ -153,7 +205,8 @@ def progress_of(name: str, experiment: Experiment, folder: Path) -> Progress:
             for label, runs in stored.items()
         ),
         rounds_left=sum(left.values()),
-        seconds_left=_seconds_left(left, ours),
+        seconds_left=_seconds_of(left, ours),
+        seconds=_seconds_of(asked, ours),
     )
 
 
@@ -189,15 +242,15 @@ def _rounds_left(experiment: Experiment, method: Method, runs: Sequence[MethodRe
     return missing * whole - sum(min(done, whole) for done in begun)
 
 
-def _seconds_left(
-    left: Mapping[str, int], runs: Mapping[str, Sequence[MethodResult]]
+def _seconds_of(
+    rounds: Mapping[str, int], runs: Mapping[str, Sequence[MethodResult]]
 ) -> float | None:
     """By each method's measured rounds, or by those of all methods where it has none."""
     times = {label: _times(each) for label, each in runs.items()}
     every = [second for each in times.values() for second in each]
     if not every:
-        return None if any(left.values()) else 0.0
-    return sum(count * statistics.fmean(times[label] or every) for label, count in left.items())
+        return None if any(rounds.values()) else 0.0
+    return sum(count * statistics.fmean(times[label] or every) for label, count in rounds.items())
 
 
 def _times(runs: Iterable[MethodResult]) -> list[float]:

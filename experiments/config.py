@@ -293,6 +293,32 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         return {**shared, **method.settings}
 
 
+def alone(method: Method, *, title: str, rounds: int, seed: int, **fields: Any) -> Experiment:
+    """An experiment of one method and one seed whose data and bundle were made elsewhere.
+
+    Args:
+        method: its only row.
+        title: for people.
+        rounds: how many.
+        seed: of the run.
+        fields: of ``Experiment``, in place of its defaults.
+    """
+    return Experiment(
+        title=title,
+        paper="",
+        table="",
+        rounds=rounds,
+        seeds=(seed,),
+        methods=(method,),
+        **{
+            "data": (DataSource(name="own"),),
+            "partition": Natural(),
+            "model": ModelSettings(name="own"),
+            **fields,
+        },
+    )
+
+
 def _check_differ(field: str, what: str, values: Sequence[Any]) -> None:
     for value in values:
         if values.count(value) > 1:

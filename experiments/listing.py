@@ -1,7 +1,9 @@
-"""Which experiments come with Protofleet, and whether their data are there."""
+"""Which experiments come with Protofleet, whether their data are there, and how long they take."""
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from rich.table import Table as Grid
 
 from protofleet.datasets.catalogue import load, looks_present
 from protofleet.errors import InputError
+from protofleet.experiments.claim_results import progress_of
 from protofleet.experiments.config import DataSource, Experiment, committed, load_experiment
 
 
@@ -28,6 +31,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         examples: data set → number of its examples, of those that were loaded; a published
             excerpt has fewer than the whole.
         missing: data set → what to put where, of those that are not there or not whole.
+        seconds: that all of its runs take, by the rounds that have been run here; None: none has.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     present: dict[str, bool]
     examples: dict[str, int]
     missing: dict[str, str]
+    seconds: float | None
 
 
 _TIMES = "\u00d7"
@@ -50,15 +55,16 @@ _Found = int | str
 """Number of examples, or why they can't be loaded."""
 
 
-def listed(data_root: Path, *, check_data: bool = False) -> list[Listed]:
+def listed(data_root: Path, runs: Path, *, check_data: bool = False) -> list[Listed]:
     """Read all committed experiments.
 
     Args:
         data_root: folder of the published data sets.
+        runs: folder of all experiments' runs, of which the seconds are taken.
         check_data: load each data set that they name, once, instead of looking for its main file.
 
     Raises:
-        InputError: a committed file is wrong.
+        InputError: a committed file is wrong, or a stored result cannot be read.
     """
     known: dict[bytes, _Found] = {}
     found = []
@@ -70,11 +76,14 @@ def listed(data_root: Path, *, check_data: bool = False) -> list[Listed]:
             # A loader that finds nothing says at once what to put where.
             if check_data or not looks_present(source.name, data_root)
         }
-        found.append(_listed(name, experiment, loaded))
+        seconds = progress_of(name, experiment, runs / name).seconds
+        found.append(_listed(name, experiment, loaded, seconds))
     return found
 
 
-def _listed(name: str, experiment: Experiment, loaded: dict[str, _Found]) -> Listed:
+def _listed(
+    name: str, experiment: Experiment, loaded: dict[str, _Found], seconds: float | None
+) -> Listed:
     names = tuple(source.name for source in experiment.data)
     return Listed(
         name=name,
@@ -88,6 +97,7 @@ def _listed(name: str, experiment: Experiment, loaded: dict[str, _Found]) -> Lis
         present={key: key not in loaded or isinstance(loaded[key], int) for key in names},
         examples={key: value for key, value in loaded.items() if isinstance(value, int)},
         missing={key: value for key, value in loaded.items() if isinstance(value, str)},
+        seconds=seconds,
     )
 
 
@@ -103,24 +113,39 @@ def _load(source: DataSource, data_root: Path, known: dict[bytes, _Found]) -> _F
 
 
 def show(found: list[Listed], console: Console) -> None:
-    """Print a line for each, then what to put where."""
+    """Print a line for each, paper by paper, then what to put where."""
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("name", no_wrap=True)
     wide = console.width >= _WIDE
     if wide:
         grid.add_column("table of the paper")
     grid.add_column(f"methods {_TIMES}\nseeds {_TIMES} rounds", justify="right", no_wrap=True)
-    grid.add_column("data", no_wrap=True)
-    for one in found:
-        size = f"{len(one.methods)} {_TIMES} {len(one.seeds)} {_TIMES} {one.rounds}"
-        data = "\n".join(_data_text(one, name) for name in one.data)
-        grid.add_row(one.name, *([one.table] if wide else []), size, data)
+    grid.add_column("takes here", justify="right", no_wrap=True)
+    grid.add_column("data", overflow="fold")
+    # Sorting keeps the order of equals.
+    for paper, group in groupby(sorted(found, key=attrgetter("paper")), attrgetter("paper")):
+        grid.add_section()
+        grid.add_row(paper, style="bold")
+        for one in group:
+            size = f"{len(one.methods)} {_TIMES} {len(one.seeds)} {_TIMES} {one.rounds}"
+            time = "-" if one.seconds is None else _about(one.seconds)
+            data = "\n".join(_data_text(one, name) for name in one.data)
+            grid.add_row(one.name, *([one.table] if wide else []), size, time, data)
     console.print(grid)
+    console.print("takes here: by the rounds that have been run here; -: none has", style="dim")
     for text in dict.fromkeys(text for one in found for text in one.missing.values()):
         console.print(text, style="dim", markup=False, highlight=False)
+
+
+def _about(seconds: float) -> str:
+    """``75.2`` → ``1 min``."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{round(seconds)} s"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _data_text(one: Listed, name: str) -> str:
     if not one.present[name]:
         return f"{name}: none"
-    return f"{name}: {one.examples[name]:,}" if name in one.examples else f"{name}: found"
+    return f"{name}: {one.examples[name]:,}" if name in one.examples else name

@@ -9,19 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.durable import write_whole
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.attacks import Hostile, Sent, lied
 from protofleet.experiments.diagnostics import diagnosis
+from protofleet.experiments.progress import (
+    ClientProgress,
+    RunProgress,
+    has_checkpoint,
+    load_checkpoint,
+    remove_checkpoint,
+    save_checkpoint,
+)
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
 from protofleet.experiments.workers import OpenWorkers, Workers
@@ -51,40 +57,14 @@ from protofleet.federation.server import Server
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 
-_CHECKPOINT = "checkpoint.safetensors"
 _STATES = "states"
 _CHECKPOINT_S = 60.0
 _ATTEMPTS = 8
 """How often a round is extended in which most updates were refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClientProgress:
-    """The last complete round of a client, and its payload if the next one refers to it."""
-
-    round_id: int
-    reference: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """Where a run stands; what clients keep is with the workers.
-
-    Attributes:
-        server: the server's state.
-        clients: how far those are that have trained.
-        references: raw blobs of the payloads that clients have, by their reference.
-        rounds: those that are done.
-    """
-
-    server: ServerState
-    clients: Mapping[str, _ClientProgress]
-    references: Mapping[str, bytes]
-    rounds: tuple[RoundRecord, ...]
-
-
 def run_local(
-    job: Job, *, opened: OpenWorkers, watch: Watch, engine: Engine = "local"
+    job: Job, *, opened: OpenWorkers, watch: Watch, engine: Engine = "local", keep: bool = False
 ) -> MethodResult:
     """Run, or go on with, one method with one seed.
 
@@ -93,6 +73,7 @@ def run_local(
         opened: opens the workers that train clients.
         watch: told of every round.
         engine: what the workers are, for the result.
+        keep: whether the last checkpoint stays, with the models (``progress.load_checkpoint``).
 
     Raises:
         InputError: the strategy, its settings, the model and the data do not fit.
@@ -114,9 +95,12 @@ def run_local(
             run = reached
             saving.reached(run)
             watch(run.rounds[-1])
+        if keep:
+            saving.save(run)
     result = job.result(plan, engine, run.rounds, finished=True)
     save_result(job.folder, result)
-    (job.folder / _CHECKPOINT).unlink(missing_ok=True)
+    if not keep:
+        remove_checkpoint(job.folder)
     return result
 
 
@@ -164,7 +148,7 @@ class _Engine:
         self._hostile, self._liars = job.method.hostile, job.liars
         self._diagnosis = diagnosis(job, plan)
 
-    def rounds(self, run: _Progress, workers: Workers) -> Iterator[_Progress]:
+    def rounds(self, run: RunProgress, workers: Workers) -> Iterator[RunProgress]:
         """Where the run stands after each round that is left; ``workers`` train the clients."""
         done = run.rounds
         self._server_state = run.server
@@ -186,7 +170,7 @@ class _Engine:
         self._state, actions = self._schedule.step(self._state, event, 0.0)
         return actions
 
-    def _round(self, run: _Progress, workers: Workers) -> _Progress:
+    def _round(self, run: RunProgress, workers: Workers) -> RunProgress:
         """Train the cohort of the open round, aggregate, score."""
         started, round_id, final = time.perf_counter(), self._state.round_id, self._state.final
         self._references = run.references
@@ -232,7 +216,7 @@ class _Engine:
         return self._diagnosis(network)
 
     def _trained(
-        self, run: _Progress, workers: Workers, sent: Mapping[str, CodedPayload]
+        self, run: RunProgress, workers: Workers, sent: Mapping[str, CodedPayload]
     ) -> tuple[dict[str, WorkerResult], list[DecodedUpdate]]:
         """What everybody sends, and of that what counts; both by ascending client.
 
@@ -265,7 +249,7 @@ class _Engine:
 
     @staticmethod
     def _task(
-        run: _Progress, order: RoundConfig, client_id: str, coded: CodedPayload
+        run: RunProgress, order: RoundConfig, client_id: str, coded: CodedPayload
     ) -> WorkerTask:
         stored = run.clients.get(client_id)
         return WorkerTask(
@@ -340,20 +324,20 @@ class _Engine:
 
     @staticmethod
     def _kept(
-        run: _Progress,
+        run: RunProgress,
         server: ServerState,
         done: RoundRecord,
         results: Mapping[str, WorkerResult],
         sent: Mapping[str, CodedPayload],
-    ) -> _Progress:
+    ) -> RunProgress:
         """After the round: new states, and the payloads that are still referred to."""
         clients, references = dict(run.clients), dict(run.references)
         for client_id, one in results.items():
             coded = sent[client_id]
-            clients[client_id] = _ClientProgress(one.round_id, coded.held)
+            clients[client_id] = ClientProgress(one.round_id, coded.held)
             references[coded.held] = coded.raw
         held = {one.reference for one in clients.values()} - {""}
-        return _Progress(
+        return RunProgress(
             server, clients, {name: references[name] for name in held}, (*run.rounds, done)
         )
 
@@ -383,7 +367,7 @@ class _Saving:
 
     def __init__(self, job: Job, plan: Plan, engine: Engine, workers: Workers) -> None:
         self._job, self._plan, self._engine, self._workers = job, plan, engine, workers
-        self._unsaved: _Progress | None = None
+        self._unsaved: RunProgress | None = None
         self._saved_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -391,21 +375,21 @@ class _Saving:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._unsaved is not None:
-            self._save(self._unsaved)
+            self.save(self._unsaved)
 
-    def reached(self, run: _Progress) -> None:
+    def reached(self, run: RunProgress) -> None:
         """One more round is done."""
         self._unsaved = run
         if time.monotonic() - self._saved_s > _CHECKPOINT_S:
-            self._save(run)
+            self.save(run)
             self._unsaved, self._saved_s = None, time.monotonic()
 
-    def _save(self, run: _Progress) -> None:
+    def save(self, run: RunProgress) -> None:
         """Results first: a checkpoint is of no use without the rounds that led to it."""
         job, plan, engine = self._job, self._plan, self._engine
         stored = self._workers.stored({name: one.round_id for name, one in run.clients.items()})
         save_result(job.folder, job.result(plan, engine, run.rounds, finished=False))
-        write_whole(job.folder / _CHECKPOINT, _checkpoint(run, stored, job.identity(plan, engine)))
+        save_checkpoint(job.folder, run, stored, job.identity(plan, engine))
 
 
 def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:
@@ -417,40 +401,13 @@ def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:
     )
 
 
-def _checkpoint(run: _Progress, stored: Mapping[str, StoredClient], identity: str) -> bytes:
-    tensors = {"server": np.frombuffer(blobs.encode(run.server.tensors), np.uint8)}
-    clients = {}
-    for name, one in stored.items():
-        clients[name] = one.round_id, run.clients[name].reference
-        tensors[f"client/{name}"] = np.frombuffer(one.packed(), np.uint8)
-    for reference, raw in run.references.items():
-        tensors[f"payload/{reference}"] = np.frombuffer(raw, np.uint8)
-    about = {"round_id": run.server.round_id, "clients": clients, "identity": identity}
-    return blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
-
-
-def _restored(job: Job, plan: Plan, engine: Engine) -> tuple[_Progress, dict[str, StoredClient]]:
+def _restored(job: Job, plan: Plan, engine: Engine) -> tuple[RunProgress, dict[str, StoredClient]]:
     """Where the run stands by its checkpoint, and what its clients keep."""
-    fresh = _Progress(plan.server_init(), {}, {}, ()), dict[str, StoredClient]()
-    file, result = job.folder / _CHECKPOINT, load_run(job.folder)
-    if result is None or not file.is_file():
-        return fresh
-    data = file.read_bytes()
-    try:
-        tensors, metadata = blobs.decode(data, max_bytes=len(data))
-        about = msgspec.json.decode(metadata["checkpoint"])
-        if about["identity"] != job.identity(plan, engine):
-            return fresh
-        server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
-        clients, kept, references = {}, {}, {}
-        for name, (round_id, reference) in about["clients"].items():
-            packed = tensors[f"client/{name}"].tobytes()
-            kept[name] = StoredClient.unpacked(round_id, packed)
-            clients[name] = _ClientProgress(round_id, reference)
-            if reference and reference not in references:
-                references[reference] = tensors[f"payload/{reference}"].tobytes()
-    except (KeyError, msgspec.DecodeError, RefusedError) as error:
-        raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
-    reached = ServerState(round_id=about["round_id"], tensors=server)
-    rounds = result.rounds[: reached.round_id]
-    return _Progress(reached, clients, references, rounds), kept
+    result = load_run(job.folder)
+    if result is not None and has_checkpoint(job.folder):
+        found = load_checkpoint(job.folder)
+        if found.identity == job.identity(plan, engine):
+            rounds = result.rounds[: found.server.round_id]
+            run = RunProgress(found.server, found.clients, found.references, rounds)
+            return run, found.kept
+    return RunProgress(plan.server_init(), {}, {}, ()), {}

@@ -18,6 +18,7 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
+from protofleet.settings import to_toml
 from protofleet.wire.broker_access import BrokerAccess
 
 _CONNECT_S = 5.0
@@ -50,7 +51,7 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         run_dir = plan.config.run_dir
         config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
         file = job.folder / "federation.toml"
-        file.write_bytes(msgspec.toml.encode(_values(config)))
+        file.write_bytes(to_toml(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
         rehearse(file, fleet, run_dir, _on_rounds(watch), env=_COMPILED)
     rounds = load_record(run_dir / "result.json", RunRecord).rounds

@@ -33,7 +33,7 @@ from protofleet.experiments.config import (
     ModelSettings,
     lines_of,
 )
-from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies import DESCRIPTIONS, check_known
 from protofleet.strategies.tasks import objectives_of
 
 if TYPE_CHECKING:
@@ -202,11 +202,10 @@ class Preparation:
 
 
 def _described(method: Method) -> Any:
-    if method.strategy not in DESCRIPTIONS:
-        known = ", ".join(sorted(DESCRIPTIONS))
-        raise InputError(
-            f"method '{method.label}': unknown strategy '{method.strategy}'; known are {known}"
-        )
+    try:
+        check_known(method.strategy)
+    except InputError as error:
+        raise InputError(f"method '{method.label}': {error}") from error
     return DESCRIPTIONS[method.strategy]
 
 
@@ -282,7 +281,7 @@ def _write(
     return PreparedData(
         clients=files,
         merged=merged,
-        pooled=_write_pooled(everybody, experiment.score.pooled_limit, folder, seed),
+        pooled=write_pooled(everybody, experiment.score.pooled_limit, folder, seed),
         classes=everybody.classes,
         input_shape=tuple(everybody.x_train.shape[1:]),
         key=key,
@@ -306,13 +305,24 @@ def _removal(experiment: Experiment, clients: Mapping[str, DeviceData], seed: in
     return stages
 
 
-def _write_pooled(everybody: DeviceData, limit: int | None, folder: Path, seed: int) -> Path | None:
+def write_pooled(everybody: DeviceData, limit: int | None, folder: Path, seed: int) -> Path | None:
+    """Write the test parts of all clients; returns the file.
+
+    Args:
+        everybody: ``pooled`` clients.
+        limit: at most so many examples, drawn by the seed; 0: no file; None: all.
+        folder: where.
+        seed: of the run.
+    """
     if limit == 0:
         return None
     rows = np.arange(len(everybody.y_test))
     if limit is not None and limit < len(rows):
         rows = np.sort(np.random.default_rng((seed, limit)).permutation(len(rows))[:limit])
     path = folder / "pooled.npz"
+    arrays: dict[str, Any] = {"x_test": everybody.x_test[rows], "y_test": everybody.y_test[rows]}
+    if everybody.targets:
+        arrays["targets"] = np.array(everybody.targets)
     with path.open("wb") as file:
-        np.savez(file, x_test=everybody.x_test[rows], y_test=everybody.y_test[rows])
+        np.savez(file, **arrays)
     return path

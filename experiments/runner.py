@@ -27,6 +27,7 @@ from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import (
     Engine,
     MethodResult,
+    claim,
     load_run,
     run_folder,
     save_result,
@@ -34,9 +35,9 @@ from protofleet.experiments.store import (
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
+from protofleet.strategies.training import DivergedError
 from protofleet.wire.broker_access import BrokerAccess
 
-_MARKER = "identity"
 _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
@@ -89,8 +90,8 @@ def run_experiment(
     Raises:
         InputError: unknown method, strategy, setting, model or data set.
         MissingDataError: a data set is absent; the message says what to put where.
-        ProtofleetError: runs stopped because an update broke a rule, as those of a method that
-            diverges do; all others are done.
+        ProtofleetError: runs stopped because a method diverged, on a client or in an update that
+            broke a rule; all others are done.
     """
     folder = folder.resolve()
     methods = _chosen(experiment, options.labels)
@@ -104,7 +105,7 @@ def run_experiment(
             for job in jobs:
                 try:
                     result = run_job(job, options.engine, run, console)
-                except RefusedError as error:
+                except (RefusedError, DivergedError) as error:
                     stopped.append(f"seed {seed}, {job.method.label}: {error}")
                     console.print(f"{stopped[-1]}; the others go on", style="yellow", markup=False)
                     continue
@@ -215,7 +216,9 @@ def run_job(job: Job, engine: Engine, run: RunJob, console: Console) -> MethodRe
     if done and done.finished and done.identity == identity:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
         return done
-    _claim(job.folder, identity)
+    if not claim(job.folder, identity):
+        _put_aside(job.folder)
+        claim(job.folder, identity)
     title = f"seed {job.seed}, {job.method.label}"
     last_round = plan.schedule(plan.server_init).last_round
     with _Shown(console, title, last_round, job.experiment.score.metric) as shown:
@@ -233,17 +236,11 @@ def _with_memory(job: Job, result: MethodResult, options: RunOptions) -> MethodR
     return measured
 
 
-def _claim(folder: Path, identity: str) -> None:
-    """Make the folder this run's; what a run of other settings left there is put aside."""
-    marker = folder / _MARKER
-    if marker.is_file() and marker.read_text() == identity:
-        return
-    if folder.exists():
-        aside = folder.with_name(f"{folder.name}.old")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-    folder.mkdir(parents=True)
-    marker.write_text(identity)
+def _put_aside(folder: Path) -> None:
+    """What a run of other settings has left there."""
+    aside = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
 
 
 class _Shown:

@@ -13,6 +13,7 @@ from protofleet.federation.records import RoundRecord, Scores, save_record
 
 Engine = Literal["local", "mqtt", "ray"]
 _FILE = "result.json"
+_MARKER = "identity"
 
 
 class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +54,18 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
 def run_folder(folder: Path, method: Method, seed: int) -> Path:
     """Where one method with one seed keeps its things."""
     return folder / slug(method) / f"seed-{seed}"
+
+
+def claim(folder: Path, identity: str) -> bool:
+    """Make the folder this run's, if it is new or was this run's before; whether it is now."""
+    marker = folder / _MARKER
+    if marker.is_file():
+        return marker.read_text() == identity
+    if (folder / _FILE).exists():
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.write_text(identity)
+    return True
 
 
 def save_result(folder: Path, result: MethodResult) -> None:

@@ -183,6 +183,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         codec: how tensors travelled, updates / payloads.
         scores: of the best round, or of the final fit where there was one (``scores.run_scores``).
         last: as each section was scored last (``scores.last_scores``).
+        start: of the server's model before the first round; empty where nobody measured it.
         switched_off: what devices were told not to send.
         cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
             cells' own files.
@@ -194,6 +195,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRecord, ...]
     scores: Scores
     last: Scores = Scores()
+    start: Scores = Scores()
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
     cells: tuple[CellRecord, ...] = ()

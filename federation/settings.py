@@ -164,6 +164,8 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
         keep_states: committed server states that stay on disk.
         connections_per_s: that the broker takes; after its restart the devices come back over so
             long that half of it is reached in the mean.
+        broadcast_from: a payload or bundle that so many devices or more get at once travels to all
+            of them together; 0: to each by itself.
     """
 
     update_bytes: int | None = None
@@ -171,6 +173,7 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
     uploads: int = 32
     keep_states: int = 3
     connections_per_s: float = 400.0
+    broadcast_from: int = 0
 
     def __post_init__(self) -> None:
         if self.update_bytes is not None:
@@ -180,6 +183,11 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
         _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
         rate = self.connections_per_s
         _check("connections_per_s", 0.1 <= rate <= 1e6, "0.1 to 1e6", rate)
+        _check("broadcast_from", self.broadcast_from >= 0, "0 or more", self.broadcast_from)
+
+    def broadcasts(self, devices: int) -> bool:
+        """Whether what so many devices get travels to all of them together."""
+        return 0 < self.broadcast_from <= devices
 
 
 class EvaluationSettings(_Settings, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """A broker of one's own: for demonstrations, tests, and first devices (``protofleet broker run``).
 
-Mosquitto where it is installed; else amqtt (the ``demo`` extra), which is named as what it is.
+Mosquitto where it is installed; else amqtt (the ``fleet`` extra), which is named as what it is.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _command(options: BrokerOptions, port: int, folder: Path) -> tuple[str, list
         return "amqtt, embedded: for demonstrations only", [*program, *secured]
     raise UnavailableError(
         f"broker {kind}: expected Mosquitto or amqtt, found neither; install Mosquitto "
-        "(apt install mosquitto), or pip install 'protofleet[demo]', or give --broker URL"
+        "(apt install mosquitto), or pip install 'protofleet[fleet]', or give --broker URL"
     )
 
 

@@ -46,7 +46,7 @@ def rehearse(  # noqa: PLR0913 - two of them named at the call
         ProtofleetError: the coordinator ended early; its last message is quoted.
     """
     make_private_folder(run_dir, "run folder")
-    events = run_dir / "events.jsonl"
+    events = run_dir / "output.jsonl"  # the coordinator itself writes events.jsonl
     reported = EventFollower(events, events.stat().st_size if events.exists() else 0)
     coordinator = spawn(
         [sys.executable, "-m", "protofleet", "coordinator", "run", str(federation), "--json"],

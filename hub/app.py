@@ -1,15 +1,20 @@
-"""The hub as a web application (ASGI): files, ``/healthz``, and the bridge at ``/mqtt``."""
+"""The hub as a web application (ASGI): files, ``/healthz``, bridge, dashboard and metrics."""
 
 from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protofleet.hub.bridge import Bridge
+from protofleet.hub.dashboard.access import PATH as DASHBOARD
+from protofleet.hub.dashboard.app import POLICY as DASHBOARD_POLICY
+from protofleet.hub.dashboard.app import Dashboard
+from protofleet.hub.metrics import PATH as METRICS
+from protofleet.hub.metrics import MetricsPage
 from protofleet.hub.names import Names, is_same_origin
 from protofleet.hub.site import Resource, Site
 
@@ -39,27 +44,43 @@ _SECURITY = {
 }
 
 
-def make_app(site: Site, bridge: Bridge, names: Names, websocket: str = "") -> ASGIApp:
+def make_app(  # noqa: PLR0913 - the parts of a hub, each of which may be missing
+    names: Names,
+    *,
+    site: Site | None = None,
+    bridge: Bridge | None = None,
+    dashboard: Dashboard | None = None,
+    metrics: MetricsPage | None = None,
+    websocket: str = "",
+) -> ASGIApp:
     """The application.
 
     Args:
-        site: what is served.
-        bridge: to the broker.
         names: by which it may be asked for.
-        websocket: what the page may connect to beside the hub, as a source of a Content Security
-            Policy; '' for nothing.
+        site: what phones are served; None: nothing, and who asks is sent to the dashboard.
+        bridge: to the broker, for phones.
+        dashboard: None: there is none.
+        metrics: None: there are none.
+        websocket: what the phones' page may connect to beside the hub, as a source of a Content
+            Security Policy; '' for nothing.
     """
 
     async def healthz(_: Request) -> JSONResponse:
-        answers = await bridge.broker_answers()
-        found = {"broker": answers, "connections": bridge.open}
+        answers = bridge is None or await bridge.broker_answers()
+        found = {"broker": answers, "connections": 0 if bridge is None else bridge.open}
         return JSONResponse(found, 200 if answers else 503, {"Cache-Control": "no-store"})
 
-    routes = [
-        WebSocketRoute("/mqtt", bridge.serve),
-        Route("/healthz", healthz),
-        Mount("/", _Files(site)),
-    ]
+    async def to_dashboard(_: Request) -> RedirectResponse:
+        return RedirectResponse(f"{DASHBOARD}/", 303)
+
+    routes: list[BaseRoute] = [Route("/healthz", healthz)]
+    if bridge is not None:
+        routes.append(WebSocketRoute("/mqtt", bridge.serve))
+    if dashboard is not None:
+        routes += [Route(DASHBOARD, to_dashboard), Mount(DASHBOARD, dashboard.app)]
+    if metrics is not None:
+        routes.append(Route(METRICS, metrics.endpoint))
+    routes.append(Route("/", to_dashboard) if site is None else Mount("/", _Files(site)))
     return _Guard(Starlette(routes=routes), names, websocket)
 
 
@@ -70,15 +91,23 @@ class _Guard:
         self._app, self._names = app, names
         connect = f"connect-src 'self' {websocket}".rstrip()
         self._headers = {**_SECURITY, "Content-Security-Policy": "; ".join((*_POLICY, connect))}
+        self._dashboard = {
+            **_SECURITY,
+            # A form without any referrer would come without its origin, too.
+            "Referrer-Policy": "same-origin",
+            "Content-Security-Policy": "; ".join(DASHBOARD_POLICY),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        below = f"{scope['path']}/".startswith(f"{DASHBOARD}/")
+        added = self._dashboard if below else self._headers
 
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._headers)
+                MutableHeaders(scope=message).update(added)
             await send(message)
 
         headers = Headers(scope=scope)

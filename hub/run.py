@@ -1,4 +1,4 @@
-"""Puts a hub together from a federation file, and runs it."""
+"""Puts a hub together from federation files and run folders, and runs it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ import uvicorn
 
 from protofleet.broker.certificates import hosts_of, own_address, own_hosts
 from protofleet.broker.folder import BrokerFolder
+from protofleet.bundle.keys import config_folder
 from protofleet.errors import InputError
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.app import make_app
 from protofleet.hub.bridge import MAX_FRAME_BYTES, Bridge
 from protofleet.hub.connections import LimitedListener, TimedConnection, allow_files
+from protofleet.hub.dashboard.access import TOKEN_FILE, Access
+from protofleet.hub.dashboard.app import Dashboard
+from protofleet.hub.dashboard.watch import Watch, WatchedRun
+from protofleet.hub.metrics import MetricsPage
 from protofleet.hub.names import Names
 from protofleet.hub.site import make_site
 from protofleet.private_files import check_secret_file
@@ -43,6 +48,7 @@ class HubOptions:
         hosts: names by which browsers reach the hub, beside those that this machine knows.
         websocket: a broker's own WebSocket listener (``wss://host:port/path``) that the page may
             speak to, too; '' for none.
+        token_file: the operator's, for the dashboard; None: in the user's folder for keys.
     """
 
     https: bool = False
@@ -52,6 +58,7 @@ class HubOptions:
     port: int | None = None
     hosts: tuple[str, ...] = ()
     websocket: str = ""
+    token_file: Path | None = None
 
     @property
     def address(self) -> str:
@@ -72,13 +79,15 @@ class Hub:
     """A hub that listens; ``run`` answers.
 
     Args:
-        config: of the federation.
+        config: of the federation that phones take part in; None: the dashboard alone.
         options: where and how.
+        runs: that the dashboard shows; none: there is no dashboard.
 
     Attributes:
         port: that it listens on.
         origins: addresses that a browser can open, the most useful first.
         authority: certificate (PEM) that phones have to install; None: they know it, or no TLS.
+        access: who may look at the dashboard and act; None: there is none.
 
     Raises:
         InputError: the page was not built, certificates cannot be used, the port is taken, or
@@ -86,16 +95,34 @@ class Hub:
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
 
-    def __init__(self, config: FederationConfig, options: HubOptions) -> None:
+    def __init__(
+        self,
+        config: FederationConfig | None,
+        options: HubOptions,
+        runs: Sequence[WatchedRun] = (),
+    ) -> None:
         tls = _tls(config, options) if options.https else None
-        _check_protected(config, options)
+        if config is not None:
+            _check_protected(config, options)
         self.authority = None if tls is None else tls.authority
-        site = make_site(config, authority=self.authority)
         names = [*options.hosts, *own_hosts(), *([] if tls is None else hosts_of_file(tls.cert))]
-        app = make_app(site, Bridge(config.broker), Names(names), _source(options.websocket))
+        self.access = _access(options) if runs else None
+        watch = Watch(runs)
+        dashboard = None if self.access is None else Dashboard(watch, self.access)
+        app = make_app(
+            Names(names),
+            site=None if config is None else make_site(config, authority=self.authority),
+            bridge=None if config is None else Bridge(config.broker),
+            dashboard=dashboard,
+            metrics=None if self.access is None else MetricsPage(watch, self.access),
+            websocket=_source(options.websocket),
+        )
         self._socket = _listen(options)
         self.port: int = self._socket.getsockname()[1]
         self.origins = _origins(options, names, self.port)
+        if dashboard is not None and config is not None:
+            key = next((run.key for run in runs if run.config is config), "")
+            dashboard.phones = (key, self.origins[0])
         allow_files()
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -142,6 +169,11 @@ class Hub:
             raise InputError(f"certificate '{tls.cert}', key '{tls.key}': {error}") from error
 
 
+def _access(options: HubOptions) -> Access:
+    path = options.token_file or config_folder() / TOKEN_FILE
+    return Access(path, to_look=not _is_loopback(options.address))
+
+
 def _source(websocket: str) -> str:
     """The address without its path: what a Content Security Policy names.
 
@@ -169,12 +201,13 @@ def hosts_of_file(certificate: Path) -> list[str]:
     return []
 
 
-def _tls(config: FederationConfig, options: HubOptions) -> _Tls:
+def _tls(config: FederationConfig | None, options: HubOptions) -> _Tls:
     if options.cert is not None and options.key is not None:
         check_secret_file(options.key, "key")
         return _Tls(cert=options.cert, key=options.key)
-    ca_file = config.broker.ca_file
-    for place in (config.keys, None if ca_file is None else ca_file.parent):
+    ca_file = None if config is None else config.broker.ca_file
+    keys = None if config is None else config.keys
+    for place in (keys, None if ca_file is None else ca_file.parent):
         folder = None if place is None else _broker_folder(place)
         if folder is not None:
             cert, key = folder.issue("hub", options.hosts)

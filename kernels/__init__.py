@@ -35,7 +35,7 @@ from protofleet.kernels.kmeans import (
 from protofleet.kernels.mean import WeightedMean
 from protofleet.kernels.native.pool import set_threads
 from protofleet.kernels.native.switch import numba_enabled
-from protofleet.kernels.native.warm import Warmed, warm
+from protofleet.kernels.native.warm import CacheState, Warmed, cache_state, warm
 from protofleet.kernels.norms import squared_distance, squared_distances
 from protofleet.kernels.pixelise import pixelise
 from protofleet.kernels.simplex import gram, simplex_minimum
@@ -58,6 +58,7 @@ from protofleet.kernels.steps import (
 
 __all__ = [
     "AlpVariant",
+    "CacheState",
     "EmptyClusters",
     "EpsForm",
     "ExactSum",
@@ -74,6 +75,7 @@ __all__ = [
     "blend",
     "bound_adam",
     "bound_sgd",
+    "cache_state",
     "clip_by_norm",
     "cluster_means",
     "control_update",

@@ -1,4 +1,4 @@
-"""What is wrong with a value of a settings file, and what may stand there instead."""
+"""Settings files: how they are written, what is wrong with a value, what may be in its place."""
 
 from __future__ import annotations
 
@@ -120,3 +120,17 @@ def _listed(names: Iterable[str]) -> str:
 
 def _in_words(types: str) -> str:
     return " or ".join(_WORDS.get(name, name) for name in types.split(" | "))
+
+
+def to_toml(values: Mapping[str, Any]) -> bytes:
+    """The bytes of a settings file.
+
+    Args:
+        values: what TOML can hold; it knows no empty values.
+
+    Raises:
+        ModuleNotFoundError: the package that writes it is not installed.
+    """
+    import tomli_w  # noqa: PLC0415 - an extra; msgspec would hide its name
+
+    return tomli_w.dumps(msgspec.to_builtins(values)).encode()

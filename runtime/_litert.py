@@ -18,7 +18,7 @@ from protofleet.runtime._arrays import Arrays
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._ports import Tensor, check_ports
 
-_SUM = base64.b64decode(
+SUM = base64.b64decode(
     "GAAAAFRGTDMAAA4AFAAQAAwACAAAAAQADgAAABAAAAAYAAAA8AAAAAMAAAABAAAABAAAABj///8BAAAAFAAAAAAA"
     "DgAYABQAEAAMAAgABAAOAAAAFAAAABgAAABYAAAAXAAAAGAAAAABAAAAZwAAAAEAAAAUAAAAAAAOABQAAAAQAAwA"
     "CwAEAA4AAAAQAAAAAAAACwwAAAAQAAAAgP///wEAAAABAAAAAgAAAAAAAAAAAAAAAQAAAAEAAAABAAAAAAAAAAIA"
@@ -158,7 +158,7 @@ def _say_banner() -> None:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)
         try:
-            Interpreter(model_content=_SUM, num_threads=1).allocate_tensors()
+            Interpreter(model_content=SUM, num_threads=1).allocate_tensors()
         finally:
             os.dup2(kept, 2)
             os.close(kept)

@@ -1,8 +1,11 @@
-"""Personalised federated-learning algorithms, one file or package each (``docs/strategies.md``)."""
+"""Personalised federated-learning algorithms, one file or package each (``docs/strategies.md``).
+
+Other packages may bring more (``plugins``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from protofleet.errors import InputError
@@ -38,10 +41,11 @@ from protofleet.strategies import (
     protohar,
     scaffold,
 )
+from protofleet.strategies.plugins import GROUP, Plugins, StrategyTable
 from protofleet.strategies.types import Description, Factory, Strategy
 from protofleet.tensors import Model, TaskName
 
-__all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
+__all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_known", "check_task"]
 
 _MODULES = (
     apfl,
@@ -76,10 +80,16 @@ _MODULES = (
     scaffold,
 )
 
-DESCRIPTIONS: dict[str, Description] = {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}
+_PLUGINS = Plugins(module.DESCRIPTION.name for module in _MODULES)
+
+DESCRIPTIONS: MutableMapping[str, Description] = StrategyTable(
+    {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}, _PLUGINS, lambda m: m.DESCRIPTION
+)
 """What can be said of each strategy without a model."""
 
-STRATEGIES: dict[str, Factory] = {m.DESCRIPTION.name: m.build for m in _MODULES}
+STRATEGIES: MutableMapping[str, Factory] = StrategyTable(
+    {m.DESCRIPTION.name: m.build for m in _MODULES}, _PLUGINS, lambda m: m.build
+)
 """Factories by name."""
 
 
@@ -94,11 +104,23 @@ def build(name: str, settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown name or setting, a wrong value, or a model or a task that does not fit.
     """
-    if name not in STRATEGIES:
-        known = ", ".join(sorted(STRATEGIES))
-        raise InputError(f"strategy '{name}': unknown; expected one of {known}")
+    check_known(name)
     check_task(DESCRIPTIONS[name], model.task)
     return STRATEGIES[name](settings, model)
+
+
+def check_known(name: str) -> None:
+    """Raise InputError unless there is exactly one strategy of this name; says what to do."""
+    if clash := _PLUGINS.clash(name):
+        raise InputError(f"strategy '{name}': {clash}")
+    if name in STRATEGIES:
+        return
+    if reason := _PLUGINS.installed.refused.get(name):
+        raise InputError(f"strategy '{name}': {reason}")
+    raise InputError(
+        f"strategy '{name}': unknown; expected one of {', '.join(sorted(STRATEGIES))}; if another "
+        f"package brings it (entry point group {GROUP}), install that package on this machine"
+    )
 
 
 def check_task(description: Description, task: TaskName) -> None:

@@ -128,6 +128,18 @@ class LearningTask:
         value = self.score(statistics)[self.selects]
         return -value if METRICS[self.selects].lower_is_better else value
 
+    def chosen_loss(self, loss: str | None) -> str:
+        """The loss itself, or the default in the place of None.
+
+        Raises:
+            InputError: the task has no such loss.
+        """
+        if loss is not None and loss not in self.losses:
+            raise InputError(
+                f"loss: expected {' or '.join(self.losses)} for task {self.name}, got '{loss}'"
+            )
+        return loss or next(iter(self.losses))
+
     def loss_of(self, objectives: Iterable[str]) -> str:
         """Which of a bundle's objectives is its task's own loss; without one the default."""
         return next((name for name in objectives if name in self.losses), next(iter(self.losses)))

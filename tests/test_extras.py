@@ -1,5 +1,6 @@
 """What the command line says of errors: which extra to install, what the system refuses."""
 
+import ast
 import logging
 import subprocess
 import sys
@@ -10,11 +11,15 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tiny_bundle import tiny_bundle
 
+from protofleet.cli._short_help import SHORT_HELP
 from protofleet.cli._verbosity import add_options, start_logging, verbosity
-from protofleet.cli.main import EXTRAS, main
+from protofleet.cli.main import _root, main
+from protofleet.extras import EXTRAS
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
@@ -75,6 +80,110 @@ def test_the_extra_brings_the_module(module, extra):
     assert brought & {canonicalize_name(name) for name in installed}
 
 
+_BROUGHT_ALONG = {"llvmlite": "numba", "onnx_ir": "onnxscript", "sympy": "torch"}
+"""Modules that come with one that an extra names."""
+_OF_DEVELOPERS = {"flwr", "ot"}
+"""Peers that benchmarks compare with."""
+
+
+def _third_party():
+    """Names of all modules that the product imports and that are neither ours nor Python's."""
+    project = tomllib.loads(_PROJECT.read_text())
+    for folder in project["tool"]["setuptools"]["package-dir"].values():
+        # Every folder's own files, and its packages': packages of npm are no matter of ours.
+        inner = [path for path in (_PROJECT.parent / folder).glob("*/") if path.name != "web"]
+        files = [
+            *(_PROJECT.parent / folder).glob("*.py"),
+            *(f for i in inner for f in i.rglob("*.py")),
+        ]
+        for path in files:
+            for node in ast.walk(ast.parse(path.read_text())):
+                named = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+                named += [node.module] if isinstance(node, ast.ImportFrom) else []
+                yield from (name.partition(".")[0] for name in named if name)
+
+
+def test_every_module_that_may_be_absent_has_an_extra():
+    project = tomllib.loads(_PROJECT.read_text())["project"]
+    base = {canonicalize_name(Requirement(one).name) for one in project["dependencies"]}
+    found = set(_third_party()) - sys.stdlib_module_names - {"protofleet"}
+    found -= {name for name in found if canonicalize_name(name) in base}
+    assert found - EXTRAS.keys() == _BROUGHT_ALONG.keys() | _OF_DEVELOPERS
+    assert set(_BROUGHT_ALONG.values()) <= EXTRAS.keys()
+    assert EXTRAS.keys() - found == {"wsproto"}, "uvicorn imports it, by its name"
+
+
+_USES = {
+    "amqtt": "import protofleet.firmware_sim._amqtt",
+    "dp_accounting": "from protofleet.federation.accounting import sampled_epsilon as of; "
+    "of(1, 1, 1, 1)",
+    "jinja2": "import protofleet.report._page",
+    "matplotlib": "import protofleet.report._figures",
+    "numba": "import protofleet.kernels.native.build",
+    "onnxruntime": "import protofleet; protofleet.open_bundle(sys.argv[1], backend='onnx')",
+    "paho": "import protofleet.wire.link",
+    "rich": "import protofleet.demo.commands",
+    "scipy": "import protofleet.datasets.hhar",
+    "segno": "import protofleet.cli._qr as qr; qr.show_qr('x')",
+    "sklearn": "import protofleet; protofleet.load_dataset('digits')",
+    "starlette": "import protofleet.hub.app",
+    "tomli_w": "from protofleet.settings import to_toml; to_toml({})",
+    "torch": "import protofleet; protofleet.export_model",
+    "uvicorn": "import protofleet.hub.run",
+}
+"""What needs a module; the others stand deep in ``export``, behind seconds of PyTorch."""
+_TRY = """
+import os, sys
+class Hidden:
+    def find_spec(self, name, path, target=None):
+        if name == hidden:
+            raise ModuleNotFoundError(f"No module named '{{name}}'", name=name)
+sys.meta_path.insert(0, Hidden())
+for hidden, use in {uses!r}.items():
+    if os.fork():
+        os.wait()
+        continue
+    try:
+        exec(use)
+        print(hidden, "nothing was missed")
+    except Exception as error:
+        from protofleet.extras import missing_module
+        lack = missing_module(error) if isinstance(error, ImportError) else None
+        print(hidden, lack.remedy if lack else error, sep=": ", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow(seconds=8)
+def test_without_its_module_everything_says_what_to_install(tmp_path):
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate())
+    command = [sys.executable, "-c", _TRY.format(uses=_USES), str(bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert told.keys() == _USES.keys()
+    for name, text in told.items():
+        assert f"pip install 'protofleet[{EXTRAS[name]}]'" in text, f"{name}: {text}"
+
+
+def test_the_demonstration_names_all_that_it_lacks_and_one_extra(tmp_path):
+    done = _run_without("torch", "demo", "--out", str(tmp_path / "run"))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "protofleet: demo: not installed: torch; pip install 'protofleet[demo]'\n",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_public_name_says_what_to_install():
+    code = _HIDE.replace("from protofleet.cli.main import main\nmain({arguments!r})", "")
+    code = code.format(module="torch") + "import protofleet\nprotofleet.pretrain"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: protofleet.pretrain: module 'torch' is not installed: "
+        "pip install 'protofleet[export]'"
+    )
+
+
 @pytest.mark.parametrize("option", ["-v", "--verbose"])
 def test_every_command_tells_where_an_error_came_from_if_asked(capsys, tmp_path, option):
     for arguments, shown in (([], False), ([option], True)):
@@ -107,6 +216,23 @@ def test_what_the_system_refuses_is_a_line_too(capsys, tmp_path):
         main(["demo", "--out", str(tmp_path / "file" / "run")])
     assert ended.value.code == 1
     assert "Not a directory" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_help_lists_every_command_by_its_own_first_line_and_imports_none():
+    context = click.Context(_root)
+    own = {name: _root.get_command(context, name) for name in _root.list_commands(context)}
+    assert {name: one.get_short_help_str(200) for name, one in own.items()} == SHORT_HELP
+    code = (
+        "import sys\nfrom protofleet.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in sys.modules if m in ('numpy', 'email') or m in sys.argv])"
+    )
+    modules = [f"protofleet.cli.{name}" for name in SHORT_HELP]
+    command = [sys.executable, "-c", code, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *shown, loaded = done.stdout.splitlines()
+    assert loaded == "[]"
+    assert all(any(line.split()[:1] == [name] for line in shown) for name in SHORT_HELP)
 
 
 def test_a_misspelt_command_is_answered_with_the_one_meant(capsys):

@@ -38,7 +38,16 @@ _ALLOWED = {
         "federation",
         "broker",
     },
-    "hub": {"bundle", "wire", "broker", "federation"},
+    "hub": {
+        "tensors",
+        "bundle",
+        "wire",
+        "broker",
+        "strategies",
+        "federation",
+        "coordinator",
+        "report",
+    },
     "export": {"tensors", "bundle", "kernels", "runtime", "strategies"},
     "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets", "broker"},
 }

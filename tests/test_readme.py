@@ -86,7 +86,7 @@ def _output(process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def exported(shell: Shell) -> str:
-    return _output(shell(_block("", "protofleet pretrain")))
+    return _output(shell(_block("sh", "protofleet pretrain")))
 
 
 def test_your_own_model_becomes_a_bundle(exported: str, folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_your_own_model_becomes_a_bundle(exported: str, folder: Path) -> None:
 def broker(shell: Shell) -> Iterator[tuple[str, int]]:
     """The README's broker on another port, and an invitation for one device."""
     port = free_port()
-    init, run, invite = _block("", "protofleet broker init").strip().splitlines()
+    init, run, invite = _block("sh", "protofleet broker init").strip().splitlines()
     _output(shell(init.replace("192.0.2.10", "localhost") + f" --port {port}"))
     processes = [shell(run), shell(invite.replace(" pi-2 pi-3", ""))]
     try:
@@ -131,7 +131,7 @@ def test_your_own_devices_federate(
     toml = changed(_block("toml", "federation"))
     assert all(new in toml for new in changes.values())
     (folder / "federation.toml").write_text(toml)
-    server, _, device = _block("", "protofleet coordinator run").partition("\n#")
+    server, _, device = _block("sh", "protofleet coordinator run").partition("\n#")
     coordinator = shell(server)
     try:
         _output(shell("#" + device.replace("INVITATION", invitation)))

@@ -225,6 +225,11 @@ class BrokerAccess(
         placed = {name: (folder / path).absolute() for name, path in files.items() if path}
         return msgspec.structs.replace(self, **placed)
 
+    def without_account(self) -> BrokerAccess:
+        """The same place and certificates, as nobody."""
+        url = _without_credentials(self.url)
+        return msgspec.structs.replace(self, url=url, user=None, password_file=None)
+
     def at(self, url: str) -> BrokerAccess:
         """The same by another URL, such as a proxy's."""
         return msgspec.structs.replace(self, url=url)

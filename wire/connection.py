@@ -187,6 +187,7 @@ class Connection:
     Attributes:
         max_packet_bytes: the broker's limit; None if it states none.
         asking: whether a filter of ``ask`` is subscribed, or about to be.
+        listening: filters of ``listen`` that are.
     """
 
     def __init__(
@@ -198,6 +199,7 @@ class Connection:
     ) -> None:
         self.max_packet_bytes: int | None = None
         self.asking = False
+        self.listening: set[str] = set()
         self._in_flight_max = IN_FLIGHT_MAX
         self._options = options
         self._protocol = protocol
@@ -323,6 +325,16 @@ class Connection:
             )
         else:
             self._client.subscribe([(name, 1) for name in self._options.filters])
+
+    def listen(self, topics: str) -> None:
+        """Subscribe to one filter more; nobody is told if the broker forbids it."""
+        self.listening.add(topics)
+        self._client.subscribe(topics, 1)
+
+    def stop_listening(self, topics: str) -> None:
+        """Unsubscribe from what ``listen`` subscribed to."""
+        self.listening.discard(topics)
+        self._client.unsubscribe(topics)
 
     def ask(self, topics: str) -> None:
         """Subscribe to one filter more; whether the broker allows it makes no difference to us."""

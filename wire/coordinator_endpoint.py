@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
+import msgspec
+
+from protofleet.errors import RefusedError
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.carousel import Carousels
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Endpoint, on_disk
 from protofleet.wire.link import Link, LinkOptions
@@ -53,7 +57,9 @@ class CoordinatorEndpoint(Endpoint):
         super().__init__(link, topics, folder, limits, protection)
         key = self._protection.content_key
         self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
-        self._senders.append(self._bundle_sender)
+        self._carousels = Carousels(content_key=key)
+        # A chunk for all is worth more than one for one.
+        self._senders[:] = [self._carousels, self._sender, self._bundle_sender]
 
     @classmethod
     def create(
@@ -94,16 +100,21 @@ class CoordinatorEndpoint(Endpoint):
         """Send a task without a payload, once; False if the link is down."""
         return self._publish(task, device_id)
 
-    def expect(self, device_id: str, offer: TransferOffer) -> None:
-        """Take an offered update; call it for every offer, repeated ones too."""
+    def expect(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
+        """Take an offered update; call it for every offer, repeated ones too.
+
+        Returns:
+            The limit that it breaks, for which it was answered with ``reject``; else None.
+        """
         self._expect(device_id, offer)
+        return self._receiver.refusal(device_id, offer)
 
     def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
         """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
         self._reject(device_id, transfer_id, rule, reason)
 
     @on_disk()
-    def send_task(
+    def send_task(  # noqa: PLR0913 - two options by name
         self,
         device_id: str,
         task: Task,
@@ -111,6 +122,7 @@ class CoordinatorEndpoint(Endpoint):
         coding: Coding | None = None,
         *,
         most_chunk_bytes: int = 0,
+        shared: bool = False,
     ) -> TransferOffer:
         """Offer ``task`` with ``source`` as its payload until the device has it.
 
@@ -122,6 +134,7 @@ class CoordinatorEndpoint(Endpoint):
             source: the payload.
             coding: how the payload is coded; None: raw.
             most_chunk_bytes: data of a chunk that the device takes; 0: what a packet holds.
+            shared: many get this payload, and its chunks may travel to all of them at once.
         """
         chunk_bytes = self._link.chunk_bytes
         offer = describe(
@@ -132,12 +145,20 @@ class CoordinatorEndpoint(Endpoint):
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
             coding=coding,
         )
+        version = self._carousels.add(device_id, source, offer) if shared else ""
+        task = msgspec.structs.replace(task, shared=version)
         self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
         return offer
 
     @on_disk()
     def send_bundle(
-        self, device_id: str, offer: BundleOffer, source: Path, *, most_chunk_bytes: int = 0
+        self,
+        device_id: str,
+        offer: BundleOffer,
+        source: Path,
+        *,
+        most_chunk_bytes: int = 0,
+        shared: bool = False,
     ) -> TransferOffer:
         """Offer a bundle until the device has it, or refuses it; beside the rounds' transfers.
 
@@ -146,6 +167,7 @@ class CoordinatorEndpoint(Endpoint):
             offer: its ``payload`` is filled in here.
             source: the bundle's single file.
             most_chunk_bytes: as of ``send_task``.
+            shared: as of ``send_task``.
         """
         chunk_bytes = self._link.chunk_bytes
         payload = describe(
@@ -155,6 +177,8 @@ class CoordinatorEndpoint(Endpoint):
             round_id=0,
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
         )
+        version = self._carousels.add(device_id, source, payload) if shared else ""
+        offer = msgspec.structs.replace(offer, shared=version)
         now = time.monotonic()
         self._act(self._bundle_sender.send(device_id, source, payload, now, task=offer))
         return payload

@@ -8,7 +8,7 @@ Its loop::
             case Connected():                       # again after every reconnect
                 endpoint.publish(Presence(...))
             case PeerMessage(message=Task() as task):
-                endpoint.expect(task.payload)
+                endpoint.expect(task.payload, task.shared)
             case Received(offer=offer, path=path):
                 ...                                 # check, store durably
                 endpoint.accept(offer.transfer_id)
@@ -20,16 +20,17 @@ Its loop::
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self
 
 from protofleet.errors import RefusedError
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.carousel import shared_version
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Endpoint, on_disk
-from protofleet.wire.link import Delivery, Link, LinkOptions, Will
+from protofleet.wire.link import Delivery, Disconnected, Link, LinkEvent, LinkOptions, Will
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
@@ -39,10 +40,12 @@ from protofleet.wire.messages import (
 from protofleet.wire.protection import Plain, name_in
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
-from protofleet.wire.transfer import Lane, Limits, Source, describe
+from protofleet.wire.transfer import Action, Lane, Limits, Received, Source, describe
 
 MOST_BUNDLE_BYTES = 1 << 30
 """The largest bundle that there is (``docs/bundle.md``)."""
+UNHEARD_MAX = 2
+"""After so many versions in a row of which nothing came, a process asks for everything."""
 PARTIAL_BUNDLES = "partial-bundles"
 """Folder of unfinished ones, beside that of payloads."""
 
@@ -79,6 +82,8 @@ class DeviceEndpoint(Endpoint):
         self._receivers.append(self._bundle_receiver)
         self._device_id = check_id(device_id, "device")
         self._others: dict[str, Announcement] = {}
+        self._listening: dict[str, bool] = {}
+        self._unheard = 0
 
     @classmethod
     def create(  # noqa: PLR0913 - whom it connects as, each named
@@ -154,14 +159,64 @@ class DeviceEndpoint(Endpoint):
             with suppress(RefusedError):  # what is not ours may be of another protocol
                 self._others[str(name)] = name_in(delivery.payload)
 
-    def expect(self, offer: TransferOffer) -> None:
-        """Take an offered payload; call it for every offer, repeated ones too."""
-        self._expect(self._device_id, offer)
+    @on_disk()
+    def expect(self, offer: TransferOffer, shared: str = "") -> None:
+        """Take an offered payload; call it for every offer, repeated ones too.
+
+        Args:
+            offer: what is offered.
+            shared: version under which its chunks travel to all, as its task says; '': they do not.
+        """
+        self._take_up(self._receiver, offer, shared)
 
     @on_disk()
-    def expect_bundle(self, offer: TransferOffer) -> None:
-        """Take an offered bundle, beside the payload of a round; call it for every offer."""
-        self._act(self._bundle_receiver.expect(self._device_id, offer, time.monotonic()))
+    def expect_bundle(self, offer: TransferOffer, shared: str = "") -> None:
+        """As ``expect``, of an offered bundle, beside the payload of a round."""
+        self._take_up(self._bundle_receiver, offer, shared)
+
+    def _take_up(self, receiver: Receiver, offer: TransferOffer, shared: str) -> None:
+        known = shared if self._hears else ""
+        self._act(receiver.expect(self._device_id, offer, time.monotonic(), shared=known))
+
+    @property
+    def _hears(self) -> bool:
+        """Whether chunks for all may come here: the link is up, and the broker forbids nothing."""
+        return self._unheard < UNHEARD_MAX and self._link.connected
+
+    def _shared_chunk(self, version: str, payload: bytes, now: float) -> None:
+        if version not in self._listening:
+            return  # it was on its way when we unsubscribed
+        self._listening[version], self._unheard = True, 0
+        for receiver in self._receivers:
+            self._act(receiver.shared_chunk(payload, now))
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        actions = list(actions)
+        for action in actions:
+            if isinstance(action, Received):
+                offer = action.offer
+                version = shared_version(offer.sha256, offer.chunk_bytes)
+                self._unheard += self._listening.get(version) is False
+        # Before what tells the coordinator that we listen.
+        self._follow_receivers()
+        super()._act(actions)
+
+    def _follow_receivers(self) -> None:
+        """Be subscribed to what their transfers have a use for, and to nothing else."""
+        wanted = {version for one in self._receivers for version in one.versions}
+        for version in self._listening.keys() - wanted:
+            del self._listening[version]
+            self._link.stop_listening(self._topics.shared_chunks(version))
+        for version in wanted - self._listening.keys() if self._hears else ():
+            if self._link.listen(self._topics.shared_chunks(version)):
+                self._listening[version] = False
+
+    def _take(self, event: LinkEvent | None) -> None:
+        if isinstance(event, Disconnected):
+            # Some brokers end a connection that subscribes to what their list forbids.
+            self._unheard += any(not heard for heard in self._listening.values())
+            self._listening.clear()
+        super()._take(event)
 
     def remember_bundle(self, transfer_id: str) -> None:
         """As ``remember``, of a bundle."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from protofleet.errors import InputError, RefusedError, StorageError
+from protofleet.wire.carousel import Carousels
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
@@ -53,7 +54,7 @@ from protofleet.wire.transfer import (
     Send,
 )
 
-_End = TypeVar("_End", Sender, Receiver)
+_End = TypeVar("_End", Sender | Carousels, Receiver)
 Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected | Ignored
 
 _MESSAGES: dict[Channel, type[Message]] = {
@@ -113,7 +114,8 @@ class Endpoint:
         self._sender = Sender(content_key=protection.content_key)
         self._receiver = Receiver(folder, limits, sealed=protection.sealed)
         # In order of precedence: those of rounds first.
-        self._senders, self._receivers = [self._sender], [self._receiver]
+        self._senders: list[Sender | Carousels] = [self._sender]
+        self._receivers = [self._receiver]
         self._ready: deque[Event] = deque()
         self._fresh = False
 
@@ -162,7 +164,8 @@ class Endpoint:
             self._take(event)
             # Checked after every packet: a flood of chunks must not keep the caller from its clock.
             if not self._ready and time.monotonic() >= stop:
-                return None
+                self._work()  # what the packet asked for does not wait for the next call
+                return self._ready.popleft() if self._ready else None
 
     def wake(self) -> None:
         """Make ``poll`` return None now; from any thread."""
@@ -235,7 +238,9 @@ class Endpoint:
             return
         now = self._link.clock
         try:
-            if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
+            if address.channel is Channel.SHARED_CHUNK:
+                self._shared_chunk(address.device_id, delivery.payload, now)
+            elif address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
                 for receiver in _busy(self._receivers):
                     self._act(receiver.chunk(address.device_id, delivery.payload, now))
             elif address.channel in (Channel.UP_REQUEST, Channel.DOWN_ANSWER):
@@ -246,6 +251,10 @@ class Endpoint:
                 self._record(address, delivery)
         except RefusedError as error:
             self._ready.append(Ignored(address.device_id, error.rule, str(error)))
+
+    def _shared_chunk(self, version: str, payload: bytes, now: float) -> None:  # noqa: ARG002 - of devices
+        """Take a chunk that comes to all; only devices subscribe to any."""
+        raise RefusedError("topic", f"chunk of '{version[:64]}': nothing was subscribed to here")
 
     def _record(self, address: TopicAddress, delivery: Delivery) -> None:
         message: Any = self._protection.read(
@@ -299,6 +308,9 @@ class Endpoint:
                 self._ready.append(action)
 
     def _send(self, action: Send) -> None:
+        if action.lane is Lane.SHARED:
+            self._link.publish(self._topics.shared_chunks(action.device_id), action.payload)
+            return
         topic = self._topics.of(self._sends[action.lane], action.device_id)
         payload: bytes | None = action.payload  # chunks were sealed when they were cut
         if action.lane is not Lane.CHUNK:

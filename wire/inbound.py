@@ -12,7 +12,10 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
+
 from protofleet.errors import RefusedError
+from protofleet.wire.carousel import MOST_TURNS
 from protofleet.wire.chunks import Chunk, ChunkCipher
 from protofleet.wire.messages import Need, TransferOffer
 
@@ -20,6 +23,8 @@ SILENCE_S = 1.5
 """Ask again after this long without a chunk: several round trips of any usable link."""
 FIRST_SILENCE_S = 5.0
 """The same before the first chunk, when the link's pace is unknown: 64 KiB at 256 kbit/s is 2 s."""
+LISTEN_S = 8.0
+"""The same of chunks that travel to all: first those who are to get them are gathered."""
 SILENCE_MAX_S = 30.0
 """Doubling stops here; below the keep-alive's own detection of a dead link."""
 SILENT_ASKS_MAX = 6
@@ -45,6 +50,7 @@ class InboundTransfer:
         offer: what was offered, within limits.
         path: the blob's bytes, allocated in full when the transfer is opened.
         due: when to call ``silent`` unless a chunk comes.
+        shared: version under which its chunks travel to all; empty: they do not, or count no more.
     """
 
     def __init__(self, folder: Path, device_id: str, offer: TransferOffer, window: int) -> None:
@@ -64,6 +70,9 @@ class InboundTransfer:
         self._silent_asks = 0
         self._failures = 0
         self._last = self._gap = 0.0
+        self.shared = ""
+        self._shared_cipher: ChunkCipher | None = None
+        self._listening, self._listens = False, 0
         self._turn_began, self._turn_missing = 0.0, self.count
         self.due = float("inf")
         self.rekey(offer)
@@ -93,15 +102,33 @@ class InboundTransfer:
         """The same blob in the same grid is offered again, by a process with another key."""
         self.offer = offer
         self._cipher = ChunkCipher(offer.key, offer.transfer_id) if offer.key else None
+        if self.shared:
+            self._shared_cipher = ChunkCipher(offer.key, self.shared) if offer.key else None
 
     def offered(self, now: float) -> Need:
         """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
-        if self._flying and now < self.due:
-            return self._alive()
+        if now < self.due and (self._flying or self._listening):
+            return msgspec.structs.replace(self._alive(), listening=self._listening)
         return self.ask(now)
+
+    @property
+    def may_listen(self) -> bool:
+        """Whether to hope, on a new connection, for chunks that travel to all."""
+        return bool(self.shared) and self._listens < MOST_TURNS
+
+    def listen(self, version: str, now: float) -> Need:
+        """Ask for nothing while chunks come that travel to all, under a version."""
+        self.shared, self._listening = version, True
+        self._listens += 1
+        self._land(list(self._flying))
+        self._shared_cipher = ChunkCipher(self.offer.key, version) if self.offer.key else None
+        self._last = now
+        self.due = now + LISTEN_S
+        return msgspec.structs.replace(self._alive(), listening=True)
 
     def ask(self, now: float) -> Need:
         """Take all that was in flight for lost and start again with a small window."""
+        self._listening = False
         self._land(list(self._flying))
         self._window = min(START_WINDOW, self._window)
         self._last = now
@@ -122,8 +149,15 @@ class InboundTransfer:
             RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid), or
                 ``chunk-seal`` (not made by who offered it).
         """
-        if self._cipher is not None:
-            chunk = self._cipher.open(chunk)
+        return self._take(chunk, self._cipher, now)
+
+    def take_shared(self, chunk: Chunk, now: float) -> Need | None:
+        """As ``take``, of a chunk that came to all."""
+        return self._take(chunk, self._shared_cipher, now)
+
+    def _take(self, chunk: Chunk, cipher: ChunkCipher | None, now: float) -> Need | None:
+        if cipher is not None:
+            chunk = cipher.open(chunk)
         elif chunk.sealed:
             raise RefusedError("chunk-seal", f"chunk {chunk.index}: sealed, but not its transfer")
         self._check(chunk)
@@ -138,7 +172,7 @@ class InboundTransfer:
         if ask is not None:
             self._notice_losses(ask)
         self.due = now + self._patience()
-        return self._need(now) if self._missing else None
+        return self._need(now) if self._missing and not self._listening else None
 
     def verify(self) -> bool:
         """Whether the complete blob has the offer's sha256; if not, all is wanted again.
@@ -153,6 +187,7 @@ class InboundTransfer:
         if digest.hexdigest() == self.offer.sha256:
             return True
         self._failures += 1
+        self.shared = ""  # what came to all may be what was wrong
         self._state = bytearray(self.count)
         self._missing, self._cursor = self.count, 0
         _write_at(self._files[1], bytes(self.count), 0)

@@ -170,6 +170,24 @@ class Link:
         connection.ask(topics)
         return True
 
+    def listen(self, topics: str) -> bool:
+        """Subscribe to one filter more until ``stop_listening`` or the end of the connection.
+
+        Returns:
+            False if the link is down; whether the broker allows the filter is seen by what comes.
+        """
+        connection = self._connection
+        if connection is None or not connection.open:
+            return False
+        connection.listen(topics)
+        return True
+
+    def stop_listening(self, topics: str) -> None:
+        """Unsubscribe from what ``listen`` subscribed to."""
+        connection = self._connection
+        if connection is not None and connection.open:
+            connection.stop_listening(topics)
+
     def subscribe_again(self) -> None:
         """Have the broker send what it retains for us once more."""
         connection = self._connection
@@ -248,7 +266,8 @@ class Link:
             self._connection = None
             if self._closing.is_set():
                 return
-            final = ending.code in FINAL_CODES
+            # Some brokers end a connection that subscribes to what an access list forbids.
+            final = ending.code in FINAL_CODES and not connection.listening
             if connection.asking:
                 self._may_ask = final = False
             self._put(Disconnected(ending.reason, final))

@@ -204,7 +204,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
     how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
     scores, losses and costs, and numbers of examples. ``work``: the share of the local training
-    that is asked for, above 0 up to 1. ``epoch``: as in the announcement.
+    that is asked for, above 0 up to 1. ``epoch``: as in the announcement. ``shared``: the version
+    under which chunks of the payload also travel to all (``all/c/<version>``); empty: they do not.
     """
 
     task: Literal["train", "finish"]
@@ -222,6 +223,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     counts: bool = True
     work: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+    shared: Word = ""
 
 
 class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):
@@ -229,6 +231,7 @@ class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):
 
     ``bundle``: its digest. ``sequence``: its number, as in its manifest. ``payload``: the transfer
     of its single-file form, of kind ``bundle`` and round 0. ``epoch``: as in the announcement.
+    ``shared``: as in a task.
     """
 
     federation: Word
@@ -236,14 +239,19 @@ class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):
     sequence: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEQUENCE)]
     payload: TransferOffer | None = None
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+    shared: Word = ""
 
 
-class Need(Message, frozen=True, kw_only=True, tag="need"):
-    """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent."""
+class Need(Message, frozen=True, kw_only=True, omit_defaults=True, tag="need"):
+    """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent.
+
+    ``listening``: the device has subscribed to the shared chunks that its task names.
+    """
 
     transfer_id: TransferId
     missing: tuple[tuple[int, int], ...]
     credit: int
+    listening: bool = False
 
 
 class Receipt(Message, frozen=True, kw_only=True, omit_defaults=True, tag="receipt"):
@@ -263,10 +271,16 @@ HeartbeatPhase = Literal["idle", "receive", "train", "send", "leave"]
 """Where a device is in its round."""
 
 
-class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
+MOST_LOG_CHARS = 8192
+"""Of a device's log in a heartbeat."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):
     """Device → coordinator (``up/<dev>/s``): liveness and what the device has paid so far.
 
     Byte counters are totals at the socket since the device joined the federation, over restarts.
+    ``log``: last lines of the device's log, where its owner lets them go and ``round_id`` has just
+    failed on it; left out where there are none.
     """
 
     device_id: Word
@@ -276,6 +290,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     bytes_up: int
     bytes_down: int
     peak_rss_bytes: int
+    log: Annotated[str, msgspec.Meta(max_length=MOST_LOG_CHARS)] = ""
 
 
 AnyMessage = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from protofleet.errors import RefusedError
 from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire import codecs
+from protofleet.wire.carousel import shared_version
 from protofleet.wire.chunks import MAX_CHUNKS, MAX_DATA_BYTES, MIN_DATA_BYTES, parse
 from protofleet.wire.inbound import InboundTransfer
 from protofleet.wire.messages import Message, Need, Receipt, TransferOffer, encode
@@ -57,17 +58,28 @@ class Receiver:
         self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
         self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
+        self._shared: dict[str, str] = {}
         self._lost_turns: Counter[str] = Counter()
         self._timers: Timers[str] = Timers()
 
-    def expect(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
+    def expect(
+        self, device_id: str, offer: TransferOffer, now: float, *, shared: str = ""
+    ) -> list[Action]:
         """Take the offered blob; call it for every offer that comes, repeated ones too.
 
         An offer that breaks a limit is answered with ``reject`` and nothing is kept.
+
+        Args:
+            device_id: whose transfer; on a device: its own id.
+            offer: what is offered.
+            now: the time.
+            shared: version under which its chunks come to all, who have been subscribed to; '':
+                they do not. A transfer that begins then listens before it asks.
         """
         key = offer.transfer_id
         try:
             self._check(device_id, offer)
+            _check_shared(offer, shared)
         except RefusedError as error:
             return [_answer(device_id, _refusal(key, error.rule, str(error)))]
         owner, receipt = self._settled.get(key, (None, None))
@@ -76,7 +88,17 @@ class Receiver:
         if key in self._held:
             return []
         self._replace(device_id, offer)
+        if shared and key not in self._active:
+            self._shared[key] = shared
         return self._begin(device_id, offer, now)
+
+    def refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
+        """The limit that an offer breaks; None: it keeps all."""
+        try:
+            self._check(device_id, offer)
+        except RefusedError as error:
+            return error
+        return None
 
     def chunk(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a chunk from the lane CHUNK; unknown transfers and other devices' are ignored.
@@ -86,16 +108,34 @@ class Receiver:
         """
         chunk = parse(payload)
         key = chunk.transfer_id
-        has_slot = key in self._active
         transfer = self._active.get(key) or self._landing.get(key)
         if transfer is None or transfer.device_id != device_id:
             return []
-        need = transfer.take(chunk, now)
+        return self._taken(transfer, transfer.take(chunk, now), now)
+
+    def shared_chunk(self, payload: bytes, now: float) -> list[Action]:
+        """Take a chunk from the lane SHARED for the transfers of its blob; raises as ``chunk``."""
+        chunk = parse(payload)
+        actions: list[Action] = []
+        for transfer in list(self._active.values()):
+            if transfer.shared == chunk.transfer_id:
+                actions += self._taken(transfer, transfer.take_shared(chunk, now), now)
+        return actions
+
+    def _taken(self, transfer: InboundTransfer, need: Need | None, now: float) -> list[Action]:
+        key = transfer.offer.transfer_id
+        has_slot = key in self._active
         if has_slot:
             self._timers.set(key, transfer.due)
         if transfer.complete:
             return self._finish(transfer, now)
-        return [] if need is None or not has_slot else [_answer(device_id, need)]
+        return [] if need is None or not has_slot else [_answer(transfer.device_id, need)]
+
+    @property
+    def versions(self) -> set[str]:
+        """Under which chunks on the lane SHARED are of use to a transfer here."""
+        active = {one.shared for one in self._active.values() if one.shared}
+        return active.union(self._shared.values())
 
     @property
     def idle(self) -> bool:
@@ -154,12 +194,16 @@ class Receiver:
         return None if due == float("inf") else due
 
     def reconnected(self, now: float) -> list[Action]:
-        """Our link is new, what was in flight is lost: ask again."""
-        return [self._ask(key, now) for key in self._active]
+        """Our link is new, what was in flight is lost: ask again, or listen again."""
+        return [
+            self._listen(key, one.shared, now) if one.may_listen else self._ask(key, now)
+            for key, one in self._active.items()
+        ]
 
     def forget(self, key: str, *, delete: bool = False) -> None:
         """Drop an unfinished transfer; its partial blob stays unless ``delete``."""
         self._timers.drop(key)
+        self._shared.pop(key, None)
         device_id, _ = self._waiting.pop(key) or ("", None)
         places = (self._active, self._landing, self._held)
         transfer = next((found for place in places if (found := place.pop(key, None))), None)
@@ -300,7 +344,10 @@ class Receiver:
         self._turns_end = min(self._turns_end, transfer.turn_ends)
         self._active[key] = transfer
         self._of_device[device_id] = key
-        return self._finish(transfer, now) if transfer.complete else [self._ask(key, now)]
+        shared = self._shared.pop(key, "")
+        if transfer.complete:
+            return self._finish(transfer, now)
+        return [self._listen(key, shared, now) if shared else self._ask(key, now)]
 
     def _admit_waiting(self, now: float) -> list[Action]:
         actions: list[Action] = []
@@ -317,6 +364,12 @@ class Receiver:
                 self._waiting.put(key, entry, self._lost_turns[entry[0]])
                 raise
         return actions
+
+    def _listen(self, key: str, shared: str, now: float) -> Send:
+        transfer = self._active[key]
+        need = transfer.listen(shared, now)
+        self._timers.set(key, transfer.due)
+        return _answer(transfer.device_id, need)
 
     def _ask(self, key: str, now: float) -> Send:
         transfer = self._active[key]
@@ -356,6 +409,11 @@ class Receiver:
         self._settled[receipt.transfer_id] = (device_id, receipt)
         while len(self._settled) > self._limits.settled:
             self._settled.popitem(last=False)
+
+
+def _check_shared(offer: TransferOffer, shared: str) -> None:
+    if shared and shared != (named := shared_version(offer.sha256, offer.chunk_bytes)):
+        raise RefusedError("shared", f"task: expected the version {named} or none, got {shared}")
 
 
 def _refusal(key: str, rule: str, reason: str) -> Receipt:

@@ -46,8 +46,27 @@ ContentKey = Callable[[str, int], str]
 """From a blob's SHA-256 and the grid: the key that seals its chunks; '': they are not sealed."""
 
 
-def _no_key(_sha256: str, _chunk_bytes: int) -> str:
+def no_key(_sha256: str, _chunk_bytes: int) -> str:
+    """Of a federation without keys."""
     return ""
+
+
+def read_chunk(source: Source, offer: TransferOffer, index: int) -> bytes | memoryview:
+    """The data of a blob's chunk.
+
+    Raises:
+        OSError: the source file is gone or too short.
+    """
+    start = index * offer.chunk_bytes
+    stop = min(start + offer.chunk_bytes, offer.total_bytes)
+    if isinstance(source, bytes):
+        return memoryview(source)[start:stop]
+    with source.open("rb", buffering=0) as blob:
+        blob.seek(start)
+        data = blob.read(stop - start)
+    if len(data) != stop - start:
+        raise OSError(f"{source}: expected {stop} bytes, the file ended before")
+    return data
 
 
 class Allowance:
@@ -96,7 +115,7 @@ class OutboundTransfer:
         offer: TransferOffer,
         task: Task | BundleOffer | None,
         allowance: Allowance,
-        content_key: ContentKey = _no_key,
+        content_key: ContentKey = no_key,
     ) -> None:
         self.device_id = device_id
         self.allowance = allowance
@@ -125,6 +144,8 @@ class OutboundTransfer:
         self._repeat_s = REPEAT_S
         if self.offer.chunk_bytes > max_chunk_bytes:
             self._cut(replace(self.offer, chunk_bytes=max_chunk_bytes))
+            if self._task is not None:
+                self._task = replace(self._task, shared="")  # that was of the other grid
         self.allowance = Allowance(self.offer, now)
 
     def asked(self, need: Need, now: float, rng: random.Random) -> None:
@@ -157,7 +178,7 @@ class OutboundTransfer:
         """
         index = next(iter(self.wanted))
         del self.wanted[index]
-        data = self._read(index * self.offer.chunk_bytes)
+        data = read_chunk(self._source, self.offer, index)
         self.allowance.spend(len(data))
         chunk = Chunk(
             transfer_id=self.offer.transfer_id,
@@ -177,17 +198,6 @@ class OutboundTransfer:
         chunk_bytes = min(self.offer.chunk_bytes, self.offer.total_bytes)
         return max(0, self.allowance.left(now) // chunk_bytes - len(self.wanted))
 
-    def _read(self, start: int) -> bytes | memoryview:
-        stop = min(start + self.offer.chunk_bytes, self.offer.total_bytes)
-        if isinstance(self._source, bytes):
-            return memoryview(self._source)[start:stop]
-        with self._source.open("rb", buffering=0) as blob:
-            blob.seek(start)
-            data = blob.read(stop - start)
-        if len(data) != stop - start:
-            raise OSError(f"{self._source}: expected {stop} bytes, the file ended before")
-        return data
-
     def _schedule(self, now: float, rng: random.Random) -> None:
         self.due = now + self._repeat_s * rng.uniform(0.75, 1.25)
         self._repeat_s = min(REPEAT_MAX_S, self._repeat_s * 2.0)
@@ -206,7 +216,7 @@ class Sender:
         self,
         rng: random.Random | None = None,
         *,
-        content_key: ContentKey = _no_key,
+        content_key: ContentKey = no_key,
         offers: Lane = Lane.OFFER,
     ) -> None:
         self._content_key, self._lane = content_key, offers

@@ -36,10 +36,14 @@ class Channel(Enum):
     DOWN_CHUNK = "dn/c"
     DOWN_TASK = "dn/t"
     DOWN_BUNDLE = "dn/b"
+    SHARED_CHUNK = "all/c"
 
 
 class TopicAddress(NamedTuple):
-    """A parsed topic: its channel and the device it names ('' below ``all``)."""
+    """A parsed topic: its channel and the device it names.
+
+    Below ``all`` that is '', and of a shared chunk the version of its blob.
+    """
 
     channel: Channel
     device_id: str
@@ -119,6 +123,10 @@ class Topics:
         """Retained lease, coordinator → coordinators."""
         return self._join(Channel.LEASE.value)
 
+    def shared_chunks(self, version: str) -> str:
+        """Chunks of one blob for all devices, coordinator → all."""
+        return self._join(f"{Channel.SHARED_CHUNK.value}/{check_id(version, 'version')}")
+
     def of(self, channel: Channel, device_id: str) -> str:
         """The topic of a channel that belongs to one device.
 
@@ -175,6 +183,8 @@ class Topics:
         parts = topic[len(prefix) :].split("/")
         head, rest = parts[0], parts[1:]
         if head == "all":
+            if rest[:1] == ["c"] and len(rest) == 2:
+                return TopicAddress(Channel.SHARED_CHUNK, rest[1])
             for_all = _FOR_ALL.get("/".join(parts))
             return None if for_all is None else TopicAddress(for_all, "")
         if not rest or not _ID.fullmatch(rest[0]) or _is_reserved(rest[0]):
@@ -193,7 +203,7 @@ _BY_PARTS = {
 }
 
 
-_FOR_ALL = {channel.value: channel for channel in Channel if channel.value.startswith("all/")}
+_FOR_ALL = {one.value: one for one in (Channel.ANNOUNCEMENT, Channel.LEASE)}
 RETAINED = frozenset({Channel.ANNOUNCEMENT, Channel.LEASE, Channel.PRESENCE})
 """Channels whose messages are retained; those of others never count."""
 

@@ -53,6 +53,8 @@ class Lane(Enum):
     BUNDLE = "bundle"
     """The offer of a bundle, which has a transfer of its own beside the round's."""
     CHUNK = "chunk"
+    SHARED = "shared"
+    """Chunks for everyone who listens, on a topic of their blob."""
     ANSWER = "answer"
 
 
@@ -84,7 +86,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Action: publish ``payload`` on a lane of the transfers with this device."""
+    """Action: publish ``payload`` on a lane of the transfers with this device.
+
+    On the lane SHARED ``device_id`` is the version of the blob (``carousel.shared_version``).
+    """
 
     device_id: str
     lane: Lane

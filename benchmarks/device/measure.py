@@ -49,7 +49,7 @@ from protofleet.bundle.rules import PARAMS, STATE
 from protofleet.edge import load_local_data
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, UnavailableError
-from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies import DESCRIPTIONS, check_known
 from protofleet.threads import thread_variables
 
 _BASE = "fedavg"
@@ -63,11 +63,8 @@ def open_device_bundle(options: Options, trusted: Collection[bytes]) -> Bundle:
         InputError: an unknown strategy.
         RefusedError: the bundle is not whole, or not of a trusted signer.
     """
-    unknown = sorted(set(options.strategies) - DESCRIPTIONS.keys())
-    if unknown:
-        raise InputError(
-            f"strategy '{unknown[0]}': unknown; expected one of {', '.join(sorted(DESCRIPTIONS))}"
-        )
+    for name in options.strategies:
+        check_known(name)
     return Bundle.open(options.bundle, trusted=trusted)
 
 

@@ -160,7 +160,7 @@ class LightDevice:
             self.finished = True
             return
         self._round = task.round_id
-        self._endpoint.expect(payload)
+        self._endpoint.expect(payload, task.shared)
 
     def _on_received(self, event: Received) -> None:
         round_id = event.offer.round_id

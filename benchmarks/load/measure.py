@@ -36,6 +36,7 @@ _FILES_PER_DEVICE = 3
 _FILES_BESIDE = 256
 _WATCH_S = 0.05
 _ROUND_S = 1800.0
+_BROADCAST_FROM = 16
 _LIMIT_S = 7200.0
 _WARM = 1
 """The first round waits for devices and warms everything up."""
@@ -51,6 +52,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
         update_bytes: of each update; payloads have as many.
         rounds: that were measured; one before them was not.
         seconds_per_round: median time from one round's end to the next one's.
+        closing_seconds: of that, from the last update's arrival on: aggregation and commit.
         bound_seconds: what a loop takes that reads, hashes and adds as many bytes, in one process.
         bound_cpu_seconds: its processor time, which on a busy machine is the fairer comparison.
         coordinator_peak_mb, broker_peak_mb: largest resident memory, in 10⁶ bytes.
@@ -64,6 +66,7 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     update_bytes: int
     rounds: int
     seconds_per_round: float
+    closing_seconds: float
     bound_seconds: float
     bound_cpu_seconds: float
     coordinator_peak_mb: float
@@ -81,8 +84,9 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
         bound = self.bound_cpu_seconds
         others = f"broker {self.broker_cpu_seconds:.3g}, devices {self.devices_cpu_seconds:.3g}"
         peaks = f"coordinator {self.coordinator_peak_mb:.0f}, broker {self.broker_peak_mb:.0f}"
+        rounds = f"{self.seconds_per_round:.3g} s a round, closing it {self.closing_seconds:.3g} s"
         return [
-            f"{size}: {self.seconds_per_round:.3g} s a round, bound {self.bound_seconds:.3g} s",
+            f"{size}: {rounds}, bound {self.bound_seconds:.3g} s",
             f"  processor seconds a round: coordinator {cpu:.3g}, {others}; bound {bound:.3g}",
             f"  largest memory in MB: {peaks}",
             f"  all devices there after {self.connect_seconds:.3g} s",
@@ -250,6 +254,7 @@ def _prepare(folder: Path, url: str, load: Load) -> Path:
         f'trusted = ["{trusted.hex()}"]\nrounds = {load.rounds}\n'
         f"[cohort]\nminimum = {load.devices}\n"
         f"[round]\nquorum = {load.devices}\ndeadline_s = {_ROUND_S}\n"
+        f"[limits]\nbroadcast_from = {_BROADCAST_FROM}\n"
     )
     spec = FleetSpec(
         broker=url,
@@ -294,6 +299,7 @@ def _row(log: Path, watched: _Watched, seen: FleetOutcome, load: Load, started: 
     events = [json.loads(line) for line in log.read_text().splitlines()]
     opened = [one["time_s"] for one in events if one["event"] == "round_opened"]
     closed = [one["time_s"] for one in events if one["event"] == "round_closed"]
+    last = {one["round_id"]: one["time_s"] for one in events if one["event"] == "update_received"}
     spent = [
         (end - begin) / rounds for begin, end in zip(watched.at_opening, watched.cpu, strict=True)
     ]
@@ -303,6 +309,12 @@ def _row(log: Path, watched: _Watched, seen: FleetOutcome, load: Load, started: 
         rounds=rounds,
         seconds_per_round=round(
             statistics.median(after - before for before, after in pairwise(closed)), 4
+        ),
+        closing_seconds=round(
+            statistics.median(
+                end - last[number] for number, end in enumerate(closed, 1) if number > _WARM
+            ),
+            4,
         ),
         bound_seconds=0.0,
         bound_cpu_seconds=0.0,

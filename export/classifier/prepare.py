@@ -11,7 +11,7 @@ from protofleet.errors import InputError
 from protofleet.export.classifier.align import is_aligned, place, place_by_default
 from protofleet.export.classifier.heads import features_width, unfit_head, with_head
 from protofleet.export.classifier.parts import Parts, find_parts
-from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies import DESCRIPTIONS, check_known
 from protofleet.strategies.types import Description
 
 ALL = "all"
@@ -44,11 +44,8 @@ class Wishes:
             InputError: there is no such strategy.
         """
         named = dict.fromkeys(name for name in self.strategies if name != ALL)
-        if unknown := named.keys() - DESCRIPTIONS.keys():
-            raise InputError(
-                f"strategy '{min(unknown)}': expected {ALL} or some of "
-                f"{', '.join(sorted(DESCRIPTIONS))}"
-            )
+        for name in named:
+            check_known(name)
         return tuple(DESCRIPTIONS[name] for name in named)
 
 

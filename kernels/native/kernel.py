@@ -127,6 +127,10 @@ class Kernel:
             )
         return compiled
 
+    def is_built(self) -> bool:
+        """Whether the cache has its machine code."""
+        return _read(self._path) is not None
+
     def _loaded(self) -> _Binder:
         with self._lock:
             if self._binder is None:

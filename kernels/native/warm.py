@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from protofleet.errors import InputError, UnavailableError
+from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.kernels.native.kernel import Kernel, cache_folder, make_cache_folder
 from protofleet.kernels.native.switch import numba_enabled
 
@@ -21,6 +21,30 @@ class Warmed(NamedTuple):
     compiled: int
     kept: int
     folder: Path
+
+
+class CacheState(NamedTuple):
+    """How many kernels there are, and of how many the cache has no machine code.
+
+    ``problem``: why nothing is compiled, or kept; else ''.
+    """
+
+    folder: Path
+    total: int = 0
+    missing: int = 0
+    problem: str = ""
+
+
+def cache_state() -> CacheState:
+    """What ``warm`` would find; nothing is compiled."""
+    folder = cache_folder()
+    try:
+        _check_compiler()
+        _check_folder()
+    except ProtofleetError as error:
+        return CacheState(folder, problem=str(error))
+    built = [kernel.is_built() for kernel in all_kernels()]
+    return CacheState(folder, len(built), built.count(False))
 
 
 def warm(report: Callable[[str, bool], None] = lambda _name, _compiled: None) -> Warmed:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from protofleet.chaos.federation import COORDINATOR, Federation
+from protofleet.chaos.federation import COORDINATOR, ChaosFederation
 from protofleet.chaos.models import DEVICES
 from protofleet.firmware_sim.link_proxy import LinkProfile
 from protofleet.firmware_sim.packet_link import PacketFault, PacketLink
@@ -19,7 +19,7 @@ _STALL_S = 0.8
 """What a lost segment costs: a round trip until it is noticed, and some of another."""
 _HOUR_S = 3600.0
 
-Inject = Callable[[Federation, str, random.Random], int]
+Inject = Callable[[ChaosFederation, str, random.Random], int]
 """Does it to one process or its link; how many faults that were."""
 
 
@@ -39,19 +39,19 @@ class Fault:
     name: str
     what: str
     inject: Inject | None = None
-    begin: Callable[[Federation], None] | None = None
+    begin: Callable[[ChaosFederation], None] | None = None
     disks: bool = False
     counted: str = ""
 
 
-def _restart_broker(federation: Federation, _name: str, rng: random.Random) -> int:
+def _restart_broker(federation: ChaosFederation, _name: str, rng: random.Random) -> int:
     if not federation.proxies.ask(lambda: all(x.is_up for x in federation.links.values())):
         return 0  # what nobody is connected to can restart without any harm
     federation.broker.restart(rng.uniform(0.0, 0.3))
     return 1
 
 
-def _kill(federation: Federation, name: str, rng: random.Random) -> int:
+def _kill(federation: ChaosFederation, name: str, rng: random.Random) -> int:
     if not federation.proxies.ask(lambda: federation.links[name].is_up):
         return 0  # it is about to start, and has nothing to lose
     time.sleep(rng.uniform(0.0, 0.5))
@@ -59,7 +59,7 @@ def _kill(federation: Federation, name: str, rng: random.Random) -> int:
 
 
 def _of_link(act: Callable[[PacketLink, random.Random], bool]) -> Inject:
-    def inject(federation: Federation, name: str, rng: random.Random) -> int:
+    def inject(federation: ChaosFederation, name: str, rng: random.Random) -> int:
         link = federation.links[name]
         return int(federation.proxies.ask(lambda: act(link, rng)))
 
@@ -70,20 +70,22 @@ def _arm(fault: PacketFault) -> Inject:
     return _of_link(lambda link, _rng: link.arm(fault))
 
 
-def _move_clock(federation: Federation, name: str, rng: random.Random) -> int:
+def _move_clock(federation: ChaosFederation, name: str, rng: random.Random) -> int:
     federation.processes[name].move_clock(rng.uniform(-12 * _HOUR_S, 12 * _HOUR_S))
     return 1
 
 
-def _fill(federation: Federation, name: str, rng: random.Random) -> int:
+def _fill(federation: ChaosFederation, name: str, rng: random.Random) -> int:
     return _on_disk(federation, name, rng, ("fill", "free"))
 
 
-def _make_read_only(federation: Federation, name: str, rng: random.Random) -> int:
+def _make_read_only(federation: ChaosFederation, name: str, rng: random.Random) -> int:
     return _on_disk(federation, name, rng, ("make_read_only", "make_writable"))
 
 
-def _on_disk(federation: Federation, name: str, rng: random.Random, acts: tuple[str, str]) -> int:
+def _on_disk(
+    federation: ChaosFederation, name: str, rng: random.Random, acts: tuple[str, str]
+) -> int:
     path = str(federation.disk(name))
     federation.server.ask(acts[0], path=path)
     time.sleep(rng.uniform(0.1, 1.0))
@@ -91,7 +93,7 @@ def _on_disk(federation: Federation, name: str, rng: random.Random, acts: tuple[
     return 1
 
 
-def _make_slow(federation: Federation) -> None:
+def _make_slow(federation: ChaosFederation) -> None:
     def change() -> None:
         for name in DEVICES:
             link = federation.links[name]

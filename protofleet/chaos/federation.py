@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.bundle.keys import load_public_key
 from protofleet.chaos.broker import KillableBroker
@@ -22,6 +20,7 @@ from protofleet.chaos.processes import ProcessServer, ServedProcess
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.packet_link import PacketLink
 from protofleet.firmware_sim.processes import EventFollower
+from protofleet.settings import to_toml
 
 COORDINATOR = "coordinator"
 NAME = "chaos"
@@ -58,7 +57,7 @@ class Setup:
     limit_s: float = 600.0
 
 
-class Federation:
+class ChaosFederation:
     """A running one; made by ``running``.
 
     Attributes:
@@ -105,13 +104,13 @@ class Federation:
             if self.setup.disks:
                 self.server.ask("make_disk", path=place, size=_DISK_BYTES[name])
             self.server.ask("copy", path=str(folder / "enrolled" / name), to=place)
-        (folder / "federation.toml").write_bytes(msgspec.toml.encode(self._settings()))
+        (folder / "federation.toml").write_bytes(to_toml(self._settings()))
         for name in (COORDINATOR, *DEVICES):
             arguments = self._device(name) if name in DEVICES else self._coordinator()
             self.processes[name] = ServedProcess(self.server, name, folder, arguments)
             self.processes[name].start()
 
-    def run(self, disturb: Callable[[Federation], None] | None = None) -> bool:
+    def run(self, disturb: Callable[[ChaosFederation], None] | None = None) -> bool:
         """Keep everything going until the rounds are over; whether they are.
 
         Args:
@@ -231,18 +230,18 @@ class Federation:
 
 
 @contextmanager
-def running(setup: Setup, server: ProcessServer) -> Iterator[Federation]:
+def running(setup: Setup, server: ProcessServer) -> Iterator[ChaosFederation]:
     """Start a federation; all of it has ended behind the block."""
     setup.folder.mkdir(parents=True)
     with ExitStack() as stack:
         broker = stack.enter_context(KillableBroker(setup.folder, _PACKET_BYTES))
         proxies = stack.enter_context(ProxyThread())
-        federation = Federation(setup, server, broker, proxies)
+        federation = ChaosFederation(setup, server, broker, proxies)
         stack.callback(_kill, federation)
         federation.start()
         yield federation
 
 
-def _kill(federation: Federation) -> None:
+def _kill(federation: ChaosFederation) -> None:
     for process in federation.processes.values():
         process.kill()

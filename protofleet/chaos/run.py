@@ -17,7 +17,7 @@ import msgspec
 
 from protofleet.chaos.evidence import Evidence
 from protofleet.chaos.faults import FAULTS, Fault, Inject, target
-from protofleet.chaos.federation import COORDINATOR, Federation, Setup, running
+from protofleet.chaos.federation import COORDINATOR, ChaosFederation, Setup, running
 from protofleet.chaos.models import METHODS, write_files
 from protofleet.chaos.processes import ProcessServer
 from protofleet.errors import InputError, UnavailableError
@@ -194,7 +194,7 @@ def _federation(
     strategy, began = setup.method.name, time.monotonic()
     injected = 0
 
-    def disturb(federation: Federation) -> None:
+    def disturb(federation: ChaosFederation) -> None:
         nonlocal injected
         if fault is None:
             return
@@ -222,7 +222,7 @@ def _federation(
         )
 
 
-def _expected(federation: Federation) -> Evidence:
+def _expected(federation: ChaosFederation) -> Evidence:
     """What a buffered run must have come to."""
     from protofleet.chaos.replayed import expected  # noqa: PLC0415 - the runtime, slow to load
 
@@ -232,7 +232,7 @@ def _expected(federation: Federation) -> Evidence:
 
 
 def _injections(
-    federation: Federation, fault: Fault, rounds: Iterable[list[tuple[float, str]]]
+    federation: ChaosFederation, fault: Fault, rounds: Iterable[list[tuple[float, str]]]
 ) -> Iterator[int]:
     """Do what the schedule says; yields how many faults that were."""
     if fault.inject is None:
@@ -250,7 +250,7 @@ def _injections(
                 link.resent.mark()
 
 
-def _inject(federation: Federation, inject: Inject, name: str, rng: random.Random) -> int:
+def _inject(federation: ChaosFederation, inject: Inject, name: str, rng: random.Random) -> int:
     """Do it as soon as it can be done: a link that is down cannot be cut."""
     until = time.monotonic() + _PATIENCE_S
     while not (count := inject(federation, name, rng)):

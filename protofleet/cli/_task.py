@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,31 +27,6 @@ class OutputOptions:
     loss: str | None
     classes: str | None = None
     targets: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """A model's outputs.
-
-    Attributes:
-        task: what they are.
-        loss: the objective that is the task's own loss.
-        names: of classes, targets or labels, in their order.
-    """
-
-    task: TaskName
-    loss: str
-    names: tuple[str, ...]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names, where they are of classes."""
-        return self.names if self.task == "classification" else ()
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The names, where they are of targets or labels."""
-        return () if self.task == "classification" else self.names
 
 
 _TASK_OPTIONS = (
@@ -93,38 +68,29 @@ def resolve_task(given: OutputOptions, metadata: Mapping[str, str]) -> tuple[Tas
     found = [name for name in TASKS if name == (given.task or metadata.get("task"))]
     named = found[0] if found else "classification"
     task = TASKS[named]
-    if given.loss is not None and given.loss not in task.losses:
-        raise InputError(
-            f"--loss: expected {' or '.join(task.losses)} for --task {named}, got '{given.loss}'"
-        )
-    return named, given.loss or task.loss_of([metadata.get("objective", "")])
+    return named, task.chosen_loss(given.loss or task.loss_of([metadata.get("objective", "")]))
 
 
-def resolve_outputs(
-    given: OutputOptions, metadata: Mapping[str, str], width: Callable[[TaskName], int]
-) -> Outputs:
-    """What ``resolve_task`` says, and names: as given, else the checkpoint's, else numbers.
+def output_names(
+    given: OutputOptions, metadata: Mapping[str, str], task: TaskName
+) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """Names of classes and those of targets: as given, else the checkpoint's, else None.
 
     Args:
         given: from the command line.
         metadata: of a checkpoint; empty without one.
-        width: checks the model for a task, and says how many outputs it has.
+        task: whose outputs they are.
 
     Raises:
-        InputError: the task has no such loss, or names of the other kind were given.
+        InputError: a name is empty or occurs twice.
     """
-    task, loss = resolve_task(given, metadata)
-    texts = {"classes": given.classes, "targets": given.targets}
-    kind = "classes" if task == "classification" else "targets"
-    text = texts.pop(kind)
-    for other, surplus in texts.items():
-        if surplus is not None:
-            raise InputError(
-                f"--{other}: --task {task} has {kind}, name them with --{kind}, got '{surplus}'"
-            )
-    count = width(task)
-    names = _split(kind, text) or _listed(metadata.get(kind)) or tuple(map(str, range(count)))
-    return Outputs(task=task, loss=loss, names=names)
+    classes = _split("classes", given.classes)
+    targets = _split("targets", given.targets)
+    if task == "classification":
+        classes = classes or _listed(metadata.get("classes"))
+    else:
+        targets = targets or _listed(metadata.get("targets"))
+    return classes or None, targets or None
 
 
 def _split(kind: str, text: str | None) -> tuple[str, ...]:

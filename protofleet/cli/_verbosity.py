@@ -1,16 +1,19 @@
-"""``-v`` and ``-q`` of every command, and the one place that sets the log up."""
+"""``-v``, ``-q`` and ``--log-format``, and the one place that sets the log up."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
+from protofleet.log_lines import JsonLines, log_event
 from protofleet.printable import printable
 
 _META = "protofleet.verbosity"
+_LINES = "protofleet.lines"
 
 
 def add_options(command: click.Command) -> click.Command:
@@ -32,6 +35,33 @@ def verbosity() -> int:
     return 0 if context is None else int(context.meta.get(_META, 0))
 
 
+def log_format_option(side: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``--log-format`` of a command that runs for long; ``json_lines`` tells what it chose.
+
+    Args:
+        side: what ``JsonLines`` calls the process.
+    """
+
+    def keep(context: click.Context, _parameter: click.Parameter, chosen: str) -> None:
+        context.meta[_LINES] = JsonLines(side) if chosen == "json" else None
+
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        expose_value=False,
+        callback=keep,
+        help="Of the log on stderr; json: one object for each line, events too.",
+    )
+
+
+def json_lines() -> JsonLines | None:
+    """What formats the log with ``--log-format json``; else None."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_LINES)
+
+
 def start_logging(*, quiet: bool = False) -> None:
     """Send the log to stderr: what happens, of that only warnings with ``-q``, all with ``-v``.
 
@@ -42,9 +72,18 @@ def start_logging(*, quiet: bool = False) -> None:
     level = {-1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}[chosen]
     pattern = "%(asctime)s %(name)s: %(message)s" if chosen > 0 else "%(asctime)s %(message)s"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine(pattern))
+    handler.setFormatter(json_lines() or _OneLine(pattern))
     logging.basicConfig(handlers=[handler])
     logging.getLogger("protofleet").setLevel(level)
+
+
+def tell_log(message: str) -> bool:
+    """Tell the log why the command ends, if it has lines of JSON; else nothing is told."""
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    if not any(isinstance(one, JsonLines) for one in formatters):
+        return False
+    log_event(logging.getLogger(__name__), "ended", {}, message, level=logging.CRITICAL)
+    return True
 
 
 class _OneLine(logging.Formatter):

@@ -83,10 +83,10 @@ def kernels(
 def methods(only: tuple[str, ...], strategies: tuple[str, ...], out: Path | None) -> None:
     """Every method on every architecture: a federation of two devices each; an hour."""
     from protofleet.benchmarks import methods as matrix
-    from protofleet.strategies import DESCRIPTIONS
+    from protofleet.strategies import DESCRIPTIONS, check_known
 
-    if unknown := set(strategies) - DESCRIPTIONS.keys():
-        raise click.BadParameter(f"no strategy '{min(unknown)}'", param_hint="--strategy")
+    for name in strategies:
+        check_known(name)
     cells = []
     for cell in matrix.run(matrix.architectures(only), strategies or tuple(sorted(DESCRIPTIONS))):
         click.echo(f"{cell.architecture}, {cell.strategy}: {cell.outcome} {cell.note}".rstrip())
@@ -332,6 +332,7 @@ def _command(name: str, summary: str, *more: Callable[[Any], Any]) -> None:
 _command("programs", "Inference and training steps against PyTorch; long.", _only_model)
 _command("memory", "Peak memory of a device, with and without Numba, and with LiteRT.")
 _command("rounds", "Rounds over Mosquitto, without and with keys: seconds, bytes, memory.")
+_command("soak", "500 rounds over Mosquitto: whether memory and files grow with them.")
 _command("floods", "Rounds while strangers and members flood the broker; long.")
 _command("parity", "Every program of every model against PyTorch; long.", _only_model)
 

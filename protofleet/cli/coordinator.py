@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +17,14 @@ from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._cells import root_access
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
-from protofleet.cli._verbosity import start_logging, verbosity
+from protofleet.cli._verbosity import json_lines, log_format_option, start_logging, verbosity
 from protofleet.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from rich.console import Console
 
     from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
@@ -34,6 +38,7 @@ def coordinator() -> None:
     """Run a federation's server."""
 
 
+_log = logging.getLogger(__name__)
 _SHOWN = 8
 """Devices that ``status`` names."""
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
@@ -50,6 +55,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @_CELL
 @click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
 @click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
+@log_format_option("coordinator")
 @_JSON
 def run(
     files: tuple[Path, ...],
@@ -65,7 +71,8 @@ def run(
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
     command goes on where the run stood. Of several federations one that fails leaves the others.
-    With --json each line is one event.
+    With --json each line is one event; with --log-format json the log is lines of JSON, and has
+    the events in place of the text.
     """
     # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
     # is mostly matrix products.
@@ -80,11 +87,19 @@ def run(
         raise click.UsageError("--cell: give one FILE, whose cell it is")
     configs = [_config(file, broker, trust_files) for file in files]
     succession = Succession(wait=wait, take_over=take_over)
+    lines = json_lines()
     open_sink = _json_sink if as_json else _text_sink
+    if lines is not None:
+        open_sink = partial(_log_sink, also=_json_sink if as_json else None)
+        if len(configs) == 1:
+            lines.about["federation"] = configs[0].federation
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
-            config, sink = configs[0], open_sink("")
-            serve(_opener(config, sink, succession, cell), _run_dir(config, cell), sink)
+            config = configs[0]
+            folder = _run_dir(config, cell)
+            plain = as_json or lines is not None
+            with nullcontext(open_sink("")) if plain else _live_sink(config, folder) as sink:
+                serve(_opener(config, sink, succession, cell), folder, sink)
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
@@ -354,19 +369,68 @@ def _json_sink(federation: str) -> Sink:
     return sink
 
 
-def _text_sink(federation: str) -> Sink:
-    """Prints events for a person; with the federation's name, unless that is empty."""
+def _log_sink(federation: str, also: Callable[[str], Sink] | None = None) -> Sink:
+    """Tells events to the log, and to ``also``; with the federation's name, unless it is empty."""
+    import msgspec
+    from rich.text import Text
+
+    from protofleet.coordinator.console import to_text
+    from protofleet.coordinator.events import level_of
+    from protofleet.log_lines import log_event
+
+    named = {"federation": federation} if federation else {}
+    beside = None if also is None else also(federation)
+
+    def sink(report: Report) -> None:
+        if beside is not None:
+            beside(report)
+        fields = {**msgspec.to_builtins(report), **named}
+        event, text = fields.pop("event"), Text.from_markup(to_text(report)).plain
+        log_event(_log, event, fields, text, level=level_of(report))
+
+    return sink
+
+
+@contextmanager
+def _live_sink(config: FederationConfig, folder: Path) -> Iterator[Sink]:
+    """Prints events for a person; on a terminal with the fleet below, in place of the routine."""
+    from rich.console import Console
+
+    from protofleet.coordinator.events import Started
+    from protofleet.live import LiveFleet
+
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    if not console.is_terminal or verbosity() < 0:
+        yield _text_sink("")
+        return
+    tell = _text_sink("", console, routine=verbosity() > 0)
+    with LiveFleet(console, folder, config.rounds) as fleet:
+
+        def sink(report: Report) -> None:
+            if isinstance(report, Started):
+                fleet.begin()
+            tell(report)
+
+        yield sink
+
+
+def _text_sink(federation: str, console: Console | None = None, *, routine: bool = True) -> Sink:
+    """Prints events for a person; with the federation's name, unless that is empty.
+
+    ``routine``: also those that only say that all goes on as it should, unless ``-q`` is given.
+    """
     from rich.console import Console
 
     from protofleet.coordinator.console import is_routine, to_text
     from protofleet.coordinator.events import to_line
 
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    console = console or Console(highlight=False, soft_wrap=True, emoji=False)
     chosen = verbosity()
+    routine = routine and chosen >= 0
     named = f"[bold]{federation}[/bold]: " if federation else ""
 
     def sink(report: Report) -> None:
-        if chosen < 0 and is_routine(report):
+        if not routine and is_routine(report):
             return
         stamp = time.strftime("%H:%M:%S")
         console.print(f"[dim]{stamp}[/dim] {named}{to_text(report)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,17 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._stopping import on_interrupt
+from protofleet.errors import InputError
 
 if TYPE_CHECKING:
     from protofleet.demo import DemoSettings
 
 _COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+_NEEDED = (
+    *("torch", "onnx", "onnxscript", "onnxruntime", "ai_edge_litert", "networkx", "flatbuffers"),
+    *("paho", "sklearn", "scipy", "rich", "jinja2", "matplotlib", "tomli_w"),
+)
+"""Of what the extra ``demo`` brings; the rest has something that takes its place."""
 _DEFAULT_DEVICES = 8
 _DEFAULT_ROUNDS = 6
 """So few that three methods of the digits train in a minute or two on two cores."""
@@ -94,6 +101,7 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     the same data. At the end: a table with all of them and the scores before the first round,
     DIR/report.html to look at, DIR/result.json to read.
     """
+    _check_packages()
     from rich.console import Console
 
     from protofleet.demo import run_demo
@@ -107,6 +115,26 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
         click.echo((folder / "result.json").read_text())
     else:
         console.print(f"\nreport: {report}", soft_wrap=True)
+
+
+def _check_packages() -> None:
+    """Name all that the demonstration lacks at once, and the one extra that brings it.
+
+    Raises:
+        InputError: something is not installed.
+    """
+    lacking = [name for name in _NEEDED if not _is_there(name)]
+    if lacking:
+        raise InputError(
+            f"demo: not installed: {', '.join(lacking)}; pip install 'protofleet[demo]'"
+        )
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # a finder that hides it says so
+        return False
 
 
 def _new_folder(data: str, strategy: str) -> Path:

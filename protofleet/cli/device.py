@@ -17,7 +17,7 @@ from protofleet.cli._policy import policy, policy_options
 from protofleet.cli._process import start_process
 from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
-from protofleet.cli._verbosity import verbosity
+from protofleet.cli._verbosity import json_lines, log_format_option, verbosity
 from protofleet.cli.enrolment import enroll, invite, list_, revoke, rotate
 from protofleet.cli.export_model import export_model
 from protofleet.cli.predict import predict
@@ -27,11 +27,13 @@ from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
+    from protofleet.edge.agent import Report
     from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
 
 _log = logging.getLogger(__name__)
+_TROUBLE = frozenset({"dropped", "held"})
 
 
 def _to_later(
@@ -122,8 +124,14 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Never send numbers of examples; strategies that need those of classes then wait.",
 )
+@click.option(
+    "--send-log",
+    is_flag=True,
+    help="Send the last lines of the log when a round fails: 8 KiB at most, nothing of the data.",
+)
 @click.option("--stay", is_flag=True, help="Wait for another run when the federation has finished.")
 @policy_options
+@log_format_option("device")
 @_data_options
 def join(
     *,
@@ -136,6 +144,7 @@ def join(
     device_id: str | None,
     no_scores: bool,
     no_counts: bool,
+    send_log: bool,
     stay: bool,
     policy_file: Path | None,
     conditions: dict[str, Any],
@@ -167,18 +176,27 @@ def join(
         trusted=trusted,
         sends=Sends(scores=not no_scores, counts=not no_counts),
         stays=stay,
+        sends_log=send_log,
         policy=policy_file,
         conditions=conditions,
     )
     data = _load(source, trusted, pooled, later)
-    status = run_device(options, data, _report_json if as_json else _report_line)
+    status = run_device(options, data, _reporter(as_json=as_json))
     if status:
         stopped = signal.Signals(status - 128).name
-        told = f"protofleet: stopped by {stopped}; to go on: the same command"
-        click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
-    if verbosity() >= 0:
+        kept = f"'{options.store}' keeps the state"
+        _tell(f"stopped by {stopped}; to go on: the same command ({kept})")
+    if verbosity() >= 0 and json_lines() is None:
         _tell_predict(options.store)
     sys.exit(status)
+
+
+def _tell(text: str) -> None:
+    """On stderr, in the log's format."""
+    if json_lines() is None:
+        click.echo(f"protofleet: {text}", err=True)
+    else:
+        _log.warning("%s", text)
 
 
 def _cell(federation: str | None, device_id: str | None, cells: int) -> str:
@@ -264,6 +282,18 @@ def _load(
     )
 
 
+def _reporter(*, as_json: bool) -> Report:
+    if json_lines() is None:
+        return _report_json if as_json else _report_line
+
+    def report(event: str, figures: dict[str, Any]) -> None:
+        if as_json:
+            _report_json(event, figures)
+        _report_record(event, figures)
+
+    return report
+
+
 def _report_json(event: str, figures: dict[str, Any]) -> None:
     click.echo(json.dumps({"event": event, **figures}))
 
@@ -273,3 +303,14 @@ def _report_line(event: str, figures: dict[str, Any]) -> None:
 
     _log.info("%-9s %s", event, to_text(event, figures))
     _log.debug("%-9s %s", event, figures)
+
+
+def _report_record(event: str, figures: dict[str, Any]) -> None:
+    from protofleet.cli._device_lines import to_text
+    from protofleet.log_lines import log_event
+
+    lines = json_lines()
+    if event == "joined" and lines is not None:
+        lines.about.update(federation=figures["federation"], device=figures["device_id"])
+    level = logging.WARNING if event in _TROUBLE else logging.INFO
+    log_event(_log, event, figures, to_text(event, figures), level=level)

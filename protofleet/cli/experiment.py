@@ -88,8 +88,15 @@ _data_root = click.option(
     is_flag=True,
     help="Load each data set, which may take minutes: tells what is missing and where to put it.",
 )
+@click.option(
+    "--out",
+    type=_FOLDER,
+    default=Path("runs"),
+    show_default=True,
+    help="Folder of all runs, which tell how long an experiment takes.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
+def list_(*, data_root: Path | None, check_data: bool, out: Path, as_json: bool) -> None:
     """Show the experiments that come with Protofleet, and whether their data are there."""
     import msgspec
     from rich.console import Console
@@ -97,7 +104,7 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
     from protofleet.experiments.listing import listed, show
 
     with Console(stderr=True).status("looking for the data …"):
-        found = listed(data_root or _default_data_root(), check_data=check_data)
+        found = listed(data_root or _default_data_root(), out, check_data=check_data)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
@@ -285,6 +292,11 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
 )
 @click.option("--pictures", type=_FOLDER, help="Also draw claims-CLAIM.png for each in it.")
 @click.option(
+    "--earlier",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An earlier --json, perhaps of another machine: counts for claims of which it has more.",
+)
+@click.option(
     "--claims", "folder", type=_FOLDER, help="With files of claims, instead of Protofleet's own."
 )
 @_data_root
@@ -304,6 +316,7 @@ def claims(
     markdown: Path | None,
     json_file: Path | None,
     pictures: Path | None,
+    earlier: Path | None,
     folder: Path | None,
     data_root: Path | None,
     **options: Any,
@@ -323,6 +336,8 @@ def claims(
       protofleet experiment claims fedali-generalisation
     The page of them all, from what is stored:
       protofleet experiment claims --status --markdown claims.md --pictures images
+    The same where another machine has run other claims; its pictures stay as they are:
+      protofleet experiment claims --status --earlier there.json --markdown claims.md
 
     Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
     """  # noqa: D301 - click's mark for lines to keep
@@ -336,10 +351,17 @@ def claims(
         experiments_of,
         load_claims,
     )
-    from protofleet.experiments.claim_results import progress_of, result_of, run_missing
+    from protofleet.experiments.claim_results import (
+        load_claim_results,
+        or_earlier,
+        progress_of,
+        result_of,
+        run_missing,
+    )
     from protofleet.experiments.runner import RunOptions
 
     chosen = chosen_claims(load_claims(folder or CLAIMS), ids)
+    known = load_claim_results(earlier) if earlier else {}
     if pictures is not None:
         check_writable_folder(pictures, "--pictures")
     tested = experiments_of(chosen)
@@ -353,14 +375,16 @@ def claims(
                 run_missing(chosen, out, asked, console)
         except OSError as error:
             raise UnavailableError(f"folder '{out}': {error}; nothing finished is lost") from error
-    results = [result_of(one, out) for one in chosen]
+    stored = [result_of(one, out) for one in chosen]
+    results = [or_earlier(one, known.get(one.id)) for one in stored]
     found = {
         name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()
     }
     if status or not all(one.finished for one in found.values()):
         claim_text.show_progress(found, console)
     claim_text.show(results, console)
-    drawn = {} if pictures is None else _draw_claims(chosen, results, out, pictures)
+    ours = {one.id for one, told in zip(stored, results, strict=True) if one is told}
+    drawn = {} if pictures is None else _draw_claims(chosen, results, ours, out, pictures)
     if json_file is not None:
         _write_claims(json_file, results)
     if markdown is not None:
@@ -368,19 +392,27 @@ def claims(
 
 
 def _draw_claims(
-    chosen: list[RegisteredClaim], results: list[ClaimResult], out: Path, folder: Path
+    chosen: list[RegisteredClaim],
+    results: list[ClaimResult],
+    ours: set[str],
+    out: Path,
+    folder: Path,
 ) -> dict[str, Path]:
-    """Pictures of the claims that have anything to show."""
+    """Pictures of the claims that have anything to show; others' curves are not here to draw."""
     from protofleet.experiments.claim_figures import draw
     from protofleet.experiments.claim_results import current_runs
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for one, result in zip(chosen, results, strict=True):
-        if any(outcome.estimate for outcome in result.outcomes):
-            drawn[result.id] = folder / f"claims-{result.id}.png"
+        path = folder / f"claims-{result.id}.png"
+        if result.id not in ours:
+            if path.is_file():
+                drawn[result.id] = path
+        elif any(outcome.estimate for outcome in result.outcomes):
             runs = current_runs(one.experiment, out / result.experiment)
-            draw(result, runs, drawn[result.id])
+            draw(result, runs, path)
+            drawn[result.id] = path
     return drawn
 
 

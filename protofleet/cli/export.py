@@ -24,7 +24,7 @@ from protofleet.cli._files import checked_preprocessing, read_preprocessing
 from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._outputs import check_writable_bundle
 from protofleet.cli._settings import SET_HELP, parse_pairs
-from protofleet.cli._task import OutputOptions, output_options, resolve_outputs
+from protofleet.cli._task import OutputOptions, output_names, output_options, resolve_task
 from protofleet.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Preprocessing
     from protofleet.export.build import ExportReport
     from protofleet.export.formats import Format
-    from protofleet.export.methods import Methods
-    from protofleet.tensors import TaskName
 
 _PATH = click.Path(path_type=Path)
 
@@ -117,38 +115,40 @@ def export(
     those that the strategies need. Every program is compared with PyTorch in ONNX Runtime first:
     loss, outputs, every gradient.
     """
-    from protofleet.bundle import keys
-    from protofleet.export.build import BundleSpec, export_bundle
-    from protofleet.export.methods import choose_methods
+    from protofleet.api import central
 
     check_writable_bundle(out)
-    signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
     prepared = _preprocessing(model, example)
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
-    prepared = _with_tokens(built, prepared, example.tokens)
-    check = partial(_width_of_outputs, built, prepared, allow_probabilities=allow_probabilities)
-    outputs = resolve_outputs(given, metadata, check)
-    spec = BundleSpec(
-        name=out.stem,
-        strategy=methods.strategies[0],
-        settings=methods.settings,
-        objectives=methods.objectives,
-        task=outputs.task,
-        classes=outputs.classes,
-        targets=outputs.targets,
-        preprocessing=prepared,
-        formats=formats,
-        provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
-        allow_probabilities=allow_probabilities,
-        sequence=numbers.sequence or 0,
-        replaces_up_to=numbers.replaces_up_to or 0,
-    )
-    chosen = choose_methods(built, spec, methods.wishes(), loss=outputs.loss)
-    _tell_methods(chosen)
+    task, loss = resolve_task(given, metadata)
+    classes, targets = output_names(given, metadata, task)
+    wishes = methods.wishes()
     if checkpoint is None:
         _tell_untrained(model)
     started = time.perf_counter()
-    report = export_bundle(built, chosen.spec, out=out, key=signing)
+    report = central.export_model(
+        built,
+        out,
+        preprocessing=prepared,
+        strategy=methods.strategies,
+        settings=methods.settings,
+        task=task,
+        loss=loss,
+        classes=classes,
+        targets=targets,
+        tokens=example.tokens,
+        head=wishes.head,
+        head_kind=wishes.head_kind,
+        align=wishes.align,
+        objectives=methods.objectives,
+        formats=formats,
+        key=key,
+        sequence=numbers.sequence or 0,
+        replaces_up_to=numbers.replaces_up_to or 0,
+        provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
+        allow_probabilities=allow_probabilities,
+        tell=partial(click.echo, err=True),
+    )
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
 
@@ -166,14 +166,6 @@ def _model(
     )
     check_tensors(model)
     return model, metadata
-
-
-def _tell_methods(methods: Methods) -> None:
-    for note in methods.notes:
-        click.echo(note, err=True)
-    for name, reason in methods.left_out.items():
-        why = reason.removeprefix(f"strategy '{name}': ")
-        click.echo(f"left out, strategy {name}: {why}", err=True)
 
 
 def _tell_untrained(spec: str) -> None:
@@ -204,34 +196,6 @@ def _preprocessing(model: str, example: ExampleOptions) -> Preprocessing:
         return checked_preprocessing(Preprocessing(input_shape=sizes))
     except (ValueError, RefusedError) as error:
         raise InputError(f"--input-shape: expected sizes like 128,6, got '{shape}'") from error
-
-
-def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -> Preprocessing:
-    """With the number of tokens that was given, that the file says, or that the model needs."""
-    import msgspec
-
-    from protofleet.export.tokens import find_tokens, table_rows
-
-    tokens = given or prepared.tokens
-    if tokens is None:
-        tokens = find_tokens(model, prepared.input_shape)
-        if tokens is not None:
-            click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
-    elif (rows := table_rows(model, prepared.input_shape)) is not None and tokens > rows:
-        raise InputError(f"--tokens: expected at most {rows}, the rows of its table, got {tokens}")
-    return msgspec.structs.replace(prepared, tokens=tokens)
-
-
-def _width_of_outputs(
-    model: nn.Module, prepared: Preprocessing, task: TaskName, *, allow_probabilities: bool
-) -> int:
-    from protofleet.export.build import example_of
-    from protofleet.export.checks import check_model, expected_output
-
-    example = example_of(prepared, 2)
-    expected = expected_output(task)
-    output = check_model(model, example, expected, allow_probabilities=allow_probabilities)
-    return int(output.shape[1])
 
 
 def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:

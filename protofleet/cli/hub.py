@@ -1,4 +1,4 @@
-"""``protofleet hub``: browsers take part."""
+"""``protofleet hub``: browsers take part, and operators look on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from protofleet.cli._verbosity import start_logging
 
 if TYPE_CHECKING:
     from protofleet.federation.settings import FederationConfig
+    from protofleet.hub.dashboard.watch import WatchedRun
     from protofleet.hub.run import Hub
 
 _PEM = click.Path(dir_okay=False, path_type=Path)
+_PLACE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("file", type=_PEM)
+@click.argument("places", metavar="FILE|RUN_DIR...", nargs=-1, required=True, type=_PLACE)
 @click.option("--https", is_flag=True, help="Speak TLS, which phones in your network need.")
 @click.option(
     "--cert",
@@ -53,21 +55,29 @@ _PEM = click.Path(dir_okay=False, path_type=Path)
     help="A broker's own WebSocket listener that the page may speak to, beside the hub's bridge.",
 )
 @click.option(
+    "--token-file",
+    type=_PEM,
+    help="The operator's token, made if there is none.  [default: in your folder for keys]",
+)
+@click.option(
     "--qr/--no-qr", default=None, help="Its address as a QR code; default: on a terminal."
 )
 @trust_option
 @broker_overrides
 def hub(
-    file: Path,
+    places: tuple[Path, ...],
     *,
     broker: GivenBroker,
     trust_files: tuple[Path, ...],
     qr: bool | None,
     **options: Any,
 ) -> None:
-    """Let browsers take part in the federation FILE (TOML).
+    """Show runs to their operator, and let browsers take part in a federation.
 
-    A phone opens the hub's page, verifies the federation's bundle, trains on its own data, and
+    Each FILE (TOML) or RUN_DIR is shown on the dashboard, at /dashboard. Looking is free on this
+    machine; whoever acts, or looks from elsewhere, needs the operator's token.
+
+    A phone opens the hub's page, verifies the bundle of the first FILE, trains on its own data, and
     talks to the broker through the hub. Nothing is installed on it. The coordinator and the
     broker run as ever; this is one process beside them.
 
@@ -80,11 +90,11 @@ def hub(
     Then invite each phone; it scans the code:
       protofleet device invite NAME --qr --hub https://ADDRESS:8443
 
-    docs/phone.md has all of it.
+    docs/phone.md and docs/dashboard.md have all of it.
     """  # noqa: D301 - click's mark for lines to keep
-    import msgspec
+    from dataclasses import replace
 
-    from protofleet.federation.settings import load_config
+    from protofleet.hub.dashboard.watch import run_keys
     from protofleet.hub.run import Hub, HubOptions
 
     start_logging()
@@ -92,20 +102,50 @@ def hub(
         raise click.UsageError("--cert and --key go together")
     if options["cert"] is not None and not options["https"]:
         raise click.UsageError("--cert is for --https")
-    config = load_config(file)
+    runs = [_run(place, trust_files, broker) for place in places]
+    runs = [replace(run, key=key) for run, key in zip(runs, run_keys(runs), strict=True)]
+    config = next((run.config for run in runs if run.config is not None), None)
+    with on_interrupt("to go on: the same command; browsers reconnect"):
+        made = Hub(config, HubOptions(**options), runs)
+        for line in (*(() if config is None else _lines(made, config)), *_dashboard_lines(made)):
+            click.echo(line)
+        if config is not None and (sys.stdout.isatty() if qr is None else qr):
+            show_qr(made.origins[0])
+        sys.stdout.flush()
+        made.run()
+
+
+def _run(place: Path, trust_files: tuple[Path, ...], broker: GivenBroker) -> WatchedRun:
+    """A federation file, or the folder of a run."""
+    import msgspec
+
+    from protofleet.federation.settings import load_config
+    from protofleet.hub.dashboard.watch import WatchedRun
+
+    if place.is_dir():
+        return WatchedRun("", place)
+    config = load_config(place)
     config = msgspec.structs.replace(
         config,
         trusted=(*config.trusted, *as_hex(trust_files)),
         broker=broker.over(config.broker),
     )
-    with on_interrupt("to go on: the same command; browsers reconnect"):
-        made = Hub(config, HubOptions(**options))
-        for line in _lines(made, config):
-            click.echo(line)
-        if sys.stdout.isatty() if qr is None else qr:
-            show_qr(made.origins[0])
-        sys.stdout.flush()
-        made.run()
+    return WatchedRun("", config.run_dir, config)
+
+
+def _dashboard_lines(made: Hub) -> Iterator[str]:
+    from protofleet.hub.metrics import metrics_token
+
+    access = made.access
+    if access is None:
+        return
+    yield f"dashboard: {made.origins[0]}/dashboard/, metrics: {made.origins[0]}/metrics"
+    yield f"to act there, once: {made.origins[0]}/dashboard/sign-in#{access.token}"
+    if access.to_look:
+        yield "from elsewhere the token is needed to look, too"
+        yield f"for Prometheus: Authorization: Bearer {metrics_token(access.token)}"
+        if made.origins[0].startswith("http:"):
+            yield "plain HTTP: everyone on the way can read the token and the pages; use --https"
 
 
 def _lines(made: Hub, config: FederationConfig) -> Iterator[str]:

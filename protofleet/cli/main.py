@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from protofleet import __version__
+from protofleet.cli._short_help import SHORT_HELP
 from protofleet.cli._stopping import on_interrupt
-from protofleet.cli._verbosity import add_options
+from protofleet.cli._verbosity import add_options, tell_log
 from protofleet.errors import ProtofleetError
+from protofleet.extras import missing_module
 from protofleet.printable import printable
 
 _COMMANDS = {
@@ -23,6 +24,7 @@ _COMMANDS = {
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",
     "docs": "protofleet.cli.docs:docs",
+    "doctor": "protofleet.cli.doctor:doctor",
     "experiment": "protofleet.cli.experiment:experiment",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
@@ -34,36 +36,6 @@ _COMMANDS = {
     "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",
     "bench": "protofleet.cli.bench:bench",
-}
-
-# What to install for a third-party module that a command did not find.
-EXTRAS = {
-    "ai_edge_litert": "litert",
-    "ai_edge_quantizer": "export",
-    "amqtt": "demo",
-    "cv2": "faces",
-    "dp_accounting": "privacy",
-    "flatbuffers": "export",
-    "jinja2": "coordinator",
-    "matplotlib": "coordinator",
-    "networkx": "export",
-    "numba": "edge",
-    "onnx": "export",
-    "onnxruntime": "edge",
-    "onnxruntime_extensions": "edge",
-    "onnxscript": "export",
-    "paho": "edge",
-    "PIL": "images",
-    "ray": "ray",
-    "rich": "coordinator",
-    "scipy": "coordinator",
-    "segno": "coordinator",
-    "sklearn": "export",
-    "starlette": "hub",
-    "tomli_w": "demo",
-    "torch": "export",
-    "uvicorn": "hub",
-    "wsproto": "hub",
 }
 
 
@@ -80,6 +52,16 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return add_options(command)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands by their first lines, for which none is imported."""
+        lines = {name: SHORT_HELP.get(name, "") for name in self.list_commands(ctx)}
+        width = formatter.width - 6 - max(map(len, lines))
+        shortened = [click.Command(name, help=text) for name, text in lines.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(one.name or "", one.get_short_help_str(width)) for one in shortened]
+            )
+
 
 # Names alone, of which click suggests one for one that is misspelt.
 _NAMES = {name: click.Command(name) for name in _COMMANDS}
@@ -88,7 +70,7 @@ _NAMES = {name: click.Command(name) for name in _COMMANDS}
 @click.group(
     cls=_LazyGroup, commands=_NAMES, context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(__version__, prog_name="protofleet")
+@click.version_option(package_name="protofleet", prog_name="protofleet")
 def _root() -> None:
     """Personalised federated learning on real devices.
 
@@ -113,18 +95,17 @@ def main(args: list[str] | None = None) -> Any:
             raise
         if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
             traceback.print_exception(error)
-    message = "\n".join(printable(line) for line in message.split("\n"))
-    click.echo(f"protofleet: {message}", err=True)
+    if not tell_log(message):
+        message = "\n".join(printable(line) for line in message.split("\n"))
+        click.echo(f"protofleet: {message}", err=True)
     sys.exit(1)
 
 
 def _message(error: Exception) -> str | None:
     """What to tell a person; None where the error is ours."""
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        extra = EXTRAS[error.name]
-        return f"module '{error.name}' is not installed: pip install 'protofleet[{extra}]'"
     if isinstance(error, ImportError):
-        return None
+        lack = missing_module(error)
+        return None if lack is None else f"{lack.text}: {lack.remedy}"
     if isinstance(error, MemoryError):
         return "out of memory; give the process more, or take a smaller batch or model"
     if isinstance(error, OSError) and error.strerror is not None:

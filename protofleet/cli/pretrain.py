@@ -7,19 +7,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from protofleet.cli._files import read_training_data
 from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._task import OutputOptions, resolve_task, task_options
-from protofleet.datasets.arrays import check_tokens
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,8 +77,7 @@ def pretrain(
     """
     import torch
 
-    from protofleet.export import checks
-    from protofleet.export.objectives import OBJECTIVES
+    from protofleet.api import central
     from protofleet.export.pretraining import training
 
     if (out / training.STATE_FILE).exists() and not resume:
@@ -89,54 +86,41 @@ def pretrain(
     task, loss = resolve_task(given, {})
     arrays, names = read_training_data(data, supervised=objective == "supervised", task=task)
     settings = _with_classes(spec, parse_pairs(pairs), len(names))
-    chosen = training.TrainOptions(**options)
-    torch.manual_seed(chosen.seed)
-    model = _model(spec, settings, arrays, init)
-    tensors = {key: torch.from_numpy(values) for key, values in arrays.items()}
+    torch.manual_seed(options["seed"])
+    model = _model(spec, settings, init)
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
     known |= {"settings": json.dumps(settings, sort_keys=True)}
-    known |= {"classes" if task == "classification" else "targets": json.dumps(names)}
-    if objective == "mae":
-        trained = training.masked(model, tensors["x"][:1])
-    else:
-        expected, example = checks.expected_output(task, names), tensors["x"][:2]
-        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-        trained = training.supervised(model, OBJECTIVES[loss])
-        known |= {"task": task}
+    kind = "classes" if task == "classification" else "targets"
     advice = "to go on: the same command with --resume"
     with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
-        result = training.train(
-            trained,
-            tensors,
-            chosen,
+        result = central.pretrain(
+            model,
+            arrays["x"],
+            arrays.get("y"),
             folder=out,
-            provenance=known,
+            task=task,
+            loss=loss,
+            classes=names if task == "classification" else (),
+            targets=() if task == "classification" else names,
+            **options,
+            provenance={**known, kind: json.dumps(names)},
             resume=resume,
+            allow_probabilities=allow_probabilities,
             on_progress=on_progress,
+            tell=partial(click.echo, err=True),
         )
     _report(result, as_json=as_json)
 
 
-def _model(
-    spec: str, settings: dict[str, Any], arrays: dict[str, NDArray[Any]], init: Path | None
-) -> nn.Module:
-    """The model, with the values of ``init``; ``x`` becomes int64 where it takes tokens."""
+def _model(spec: str, settings: dict[str, Any], init: Path | None) -> nn.Module:
+    """The model, with the values of ``init``."""
     from protofleet.export.checks import check_tensors
     from protofleet.export.models import build_model
-    from protofleet.export.tokens import table_rows, takes_tokens
 
     model = build_model(spec, **settings)
     check_tensors(model)
-    shape = arrays["x"].shape[1:]
-    if takes_tokens(model, shape):
-        tokens = table_rows(model, shape)
-        check_tokens("data: x", arrays["x"], tokens)
-        known = "" if tokens is None else f": {tokens} tokens, from 0"
-        click.echo(f"the model takes int64 examples{known}", err=True)
-        arrays["x"] = arrays["x"].astype(np.int64)
     if init is not None:
         _initialise(model, init)
-        check_tensors(model)
     return model
 
 

@@ -1,4 +1,4 @@
-"""``protofleet report``: rebuild a run's page, or compare two runs."""
+"""``protofleet report``: rebuild a run's page, or compare runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.printable import printable
+
 if TYPE_CHECKING:
     from protofleet.report import Difference
 
@@ -14,46 +16,61 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("run_dir", type=_PATH, required=False)
-@click.option(
-    "--compare",
-    "pair",
-    type=_PATH,
-    nargs=2,
-    metavar="A B",
-    help="Compare two runs (folders, or their result.json) instead.",
-)
+@click.argument("runs", type=_PATH, nargs=-1, required=True, metavar="RUN_DIR [OTHER]...")
+@click.option("--page", type=_PATH, help="Write a comparison with curves into this file, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def report(
-    run_dir: Path | None,
-    pair: tuple[Path, Path] | None,
-    as_json: bool,
-) -> None:
-    """Write report.html into RUN_DIR, or compare two runs.
+def report(runs: tuple[Path, ...], *, page: Path | None, as_json: bool) -> None:
+    """Write report.html into RUN_DIR, or compare it with others.
 
     RUN_DIR is a federation file (TOML), the run_dir that it names, or a demonstration's folder; the
     run may still go on. What the page lacks is listed, with what would have made it.
+
+    With others (folders, or their result.json) scores, bytes and times stand beside each other,
+    with differences to the first, and the settings that differ.
     """
     import msgspec
 
-    from protofleet.federation.records import RunRecord, load_record
-    from protofleet.report import compare
+    if len(runs) > 1:
+        _compare(runs, page, as_json=as_json)
+        return
+    if page is not None:
+        raise click.UsageError("--page: expected at least two runs to compare, got one")
+    written, missing = _write(runs[0])
+    if as_json:
+        click.echo(msgspec.json.encode({"report": str(written), "missing": missing}).decode())
+        return
+    click.echo(str(written))
+    for part in missing:
+        click.echo(f"not in it: {part}", err=True)
 
-    if (run_dir is None) == (not pair):
-        raise click.UsageError("give either the folder of a run or --compare A B")
-    if run_dir is not None:
-        page, missing = _write(run_dir)
-        if as_json:
-            click.echo(msgspec.json.encode({"report": str(page), "missing": missing}).decode())
-            return
-        click.echo(str(page))
-        for part in missing:
-            click.echo(f"not in it: {part}", err=True)
-    elif pair:
-        rows = compare(
-            *(load_record(p / "result.json" if p.is_dir() else p, RunRecord) for p in pair)
-        )
-        click.echo(msgspec.json.encode(rows).decode() if as_json else _table(rows, pair))
+
+def _compare(runs: tuple[Path, ...], page: Path | None, *, as_json: bool) -> None:
+    import msgspec
+
+    from protofleet.federation.records import RunRecord, load_record
+    from protofleet.report import compare, differing_settings, write_comparison
+
+    folders = [path if path.is_dir() else path.parent for path in runs]
+    files = [path / "result.json" if path.is_dir() else path for path in runs]
+    records = [load_record(file, RunRecord) for file in files]
+    if page is not None:
+        write_comparison(list(zip(map(str, runs), folders, records, strict=True)), page)
+    first, *others = records
+    found = [
+        (path, compare(first, other), differing_settings((folders[0], first), (folder, other)))
+        for path, folder, other in zip(runs[1:], folders[1:], others, strict=True)
+    ]
+    if as_json:
+        told = [
+            {"first": str(runs[0]), "second": str(path), "scores": scores, "settings": settings}
+            for path, scores, settings in found
+        ]
+        click.echo(msgspec.json.encode(told).decode())
+        return
+    for path, scores, settings in found:
+        click.echo(_table(scores, (runs[0], path)))
+        for name, (mine, theirs) in settings.items():
+            click.echo(f"{name}: {printable(mine)} | {printable(theirs)}")
 
 
 def _write(given: Path) -> tuple[Path, list[str]]:

@@ -17,13 +17,12 @@ from rich.console import Console
 
 from protofleet.bundle import Bundle
 from protofleet.datasets import load_device_data, load_pooled
-from protofleet.datasets.federate import Natural
 from protofleet.demo.methods import METHODS, NETWORKS, Network
 from protofleet.demo.recipes import DemoData
 from protofleet.demo.settings import DemoSettings
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
-from protofleet.experiments.config import DataSource, Experiment, Method, ModelSettings
+from protofleet.experiments.config import DataSource, Method, ModelSettings, alone
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, PreparedData
 from protofleet.experiments.processes import processes
@@ -85,17 +84,14 @@ def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: 
     shown = METHODS[strategy]
     model = prepared.models[shown.network]
     method = Method(label=shown.label, strategy=strategy)
-    experiment = Experiment(
+    experiment = alone(
+        method,
         title=prepared.title,
-        paper="",
-        table="",
-        data=(DataSource(name=settings.data),),
-        partition=Natural(),
-        model=ModelSettings(name=model.name, settings=model.settings),
         rounds=settings.rounds,
-        seeds=(settings.seed,),
+        seed=settings.seed,
+        data=(DataSource(name=settings.data),),
+        model=ModelSettings(name=model.name, settings=model.settings),
         training=prepared.strategy_settings,
-        methods=(method,),
     )
     return Job(
         experiment=experiment,

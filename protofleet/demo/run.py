@@ -33,6 +33,8 @@ from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
 from protofleet.report import ComparedMethod
+from protofleet.runtime import choose_backend
+from protofleet.settings import to_toml
 from protofleet.wire.broker_access import BrokerAccess
 
 _BUNDLE, _OTHER = "bundle.pfb", "comparison"
@@ -87,7 +89,24 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         heading.show(5, f"{others} on the same data, without a broker")
         compared = compare(settings, prepared, bundles, run, console)
     result = with_comparison(run, compared)
-    return finish(prepared.title, folder, result, console, seconds=time.monotonic() - started)
+    return finish(
+        prepared.title,
+        folder,
+        result,
+        console,
+        seconds=time.monotonic() - started,
+        backends=_backends(settings, prepared, folder, result),
+    )
+
+
+def _backends(
+    settings: DemoSettings, prepared: DemoData, folder: Path, result: RunRecord
+) -> dict[str, str]:
+    """Who ran the bundle's programs on each device."""
+    programs = Bundle.open(folder / _BUNDLE, any_signer=True).manifest.programs
+    profiles, devices = dealt_backends(settings.backend, prepared.devices[: settings.devices])
+    processes = {one.id: choose_backend(profiles[one.profile].backend, programs) for one in devices}
+    return {one.id: processes.get(one.id, "browser") for one in result.devices}
 
 
 def _run_of(settings: DemoSettings, folder: Path) -> RunRecord | None:
@@ -180,7 +199,7 @@ def _federate(
     )
     data = [one.data for one in prepared.devices[settings.devices :] if one.data is not None]
     with (
-        LiveView(console, settings.rounds) as view,
+        LiveView(console, settings.rounds, folder / "coordinator") as view,
         running_browsers(federation, data, folder / "browsers") if data else nullcontext() as check,
     ):
         rehearse(federation, fleet_file, folder / "coordinator", view.show, check=check)
@@ -209,4 +228,4 @@ def _federation(
         "liveness": {"grace_s": 600.0},
         "evaluation": {"pooled": "data/pooled.npz"},
     }
-    return msgspec.toml.encode(values)
+    return to_toml(values)

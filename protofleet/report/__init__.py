@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from protofleet.report._compare import Difference, compare
+from protofleet.federation.records import RunRecord
+from protofleet.report._compare import Difference, compare, differing_settings
 from protofleet.report.comparison import ComparedMethod, ComparedRecord
 from protofleet.report.details import (
     Confusion,
@@ -21,6 +23,7 @@ from protofleet.report.details import (
     save_details,
     to_prototypes,
 )
+from protofleet.report.device_scores import RoundScore
 
 __all__ = [
     "ComparedMethod",
@@ -30,13 +33,16 @@ __all__ = [
     "Difference",
     "Latencies",
     "Prototypes",
+    "RoundScore",
     "compare",
     "details_of_folder",
     "details_of_run",
+    "differing_settings",
     "load_details",
     "missing_parts",
     "save_details",
     "to_prototypes",
+    "write_comparison",
     "write_report",
 ]
 
@@ -51,3 +57,16 @@ def write_report(run_dir: Path) -> Path:
     from protofleet.report._page import write_report as write  # noqa: PLC0415 - heavy imports
 
     return write(run_dir)
+
+
+def write_comparison(runs: Sequence[tuple[str, Path, RunRecord]], page: Path) -> None:
+    """Write a page about runs (each a name, its folder, its record), differences to the first.
+
+    Raises:
+        InputError: a ledger is damaged.
+    """
+    from protofleet.report._comparison_page import (  # noqa: PLC0415 - heavy imports
+        write_comparison as write,
+    )
+
+    write(runs, page)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from protofleet.coordinator.status import read_identity
 from protofleet.federation.records import Metrics, RunRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.units import median
+from protofleet.units import NOTHING, median
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,38 @@ def compare(first: RunRecord, second: RunRecord) -> list[Difference]:
     """
     rows = {**_score_rows(first, second), **_further_rows(first, second), **_COST_ROWS}
     return [_difference(name, pick(first), pick(second)) for name, pick in rows.items()]
+
+
+def differing_settings(
+    first: tuple[Path, RunRecord], second: tuple[Path, RunRecord]
+) -> dict[str, tuple[str, str]]:
+    """What two runs were told differently: by name, the text of each; ``-`` where one has none.
+
+    Args:
+        first: folder and record of a run; of a folder without a ledger only the record tells.
+        second: likewise.
+
+    Raises:
+        InputError: a ledger is damaged.
+    """
+    one, other = _settings(*first), _settings(*second)
+    return {
+        name: (one.get(name, NOTHING), other.get(name, NOTHING))
+        for name in dict.fromkeys([*one, *other])
+        if one.get(name) != other.get(name)
+    }
+
+
+def _settings(folder: Path, result: RunRecord) -> dict[str, str]:
+    """By name; a setting within a setting has both names."""
+    inner = folder / "coordinator"  # of a demonstration
+    identity = read_identity(inner if inner.is_dir() else folder)
+    found = {"strategy": result.strategy, "seed": str(result.seed), "codec": result.codec}
+    for name in ("bundle", "schedule", "aggregation", "privacy"):
+        if name in identity:
+            found[name] = identity[name]
+    told = msgspec.json.decode(identity.get("settings", "{}"), type=dict[str, Any])
+    return found | {f"settings.{name}": str(value) for name, value in told.items()}
 
 
 _Rows = dict[str, Callable[[RunRecord], float | None]]

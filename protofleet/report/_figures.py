@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
 from protofleet.report.comparison import ComparedMethod
-from protofleet.report.details import Confusion, Latencies, Prototypes
+from protofleet.report.details import Latencies, Prototypes
+from protofleet.report.projection import principal_plane
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import unit_of
 
@@ -49,6 +50,10 @@ _SERIES: tuple[tuple[str, str, str, str, Callable[[Scores], Metrics | None]], ..
 _WIDTH, _HEIGHT = 5.0, 3.3
 _MAX_ROWS = 40
 _MAX_GROUPS = 8
+_MOST_MOVES = 200
+GLOBAL = "global"
+"""Group of the server's prototypes."""
+_DARK = {INK: "#e4e9ee", FAINT: "#36424e", "#9aa5b1": "#7b8794"}
 
 
 def scores_by_round(rounds: Sequence[RoundRecord]) -> bytes:
@@ -174,29 +179,22 @@ def latencies(
     return _drawn(draw, height=_rows_height(len(shown)))
 
 
-def confusion(matrix: Confusion, classes: Sequence[str]) -> bytes:
-    """Counts, coloured by their share of the true class."""
-    counts = np.array(matrix.counts, np.int64)
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    labels = list(classes) or [str(index) for index in range(len(counts))]
+def moves(values: NDArray[np.float64], groups: Sequence[str]) -> tuple[list[int], list[int]]:
+    """From which global prototype to which other one: the nearest in all dimensions.
 
-    def draw(axes: Any) -> None:
-        axes.pcolormesh(share, cmap="Blues", vmin=0, vmax=1, edgecolors="white", linewidth=0.8)
-        axes.set_aspect("equal")
-        axes.invert_yaxis()
-        ticks = np.arange(len(labels)) + 0.5
-        turned = max(map(len, labels)) > 3
-        place = {"rotation": 40, "ha": "right"} if turned else {}
-        axes.set_xticks(ticks, labels, **place)
-        axes.set_yticks(ticks, labels)
-        axes.set(xlabel="Predicted", ylabel="True")
-        axes.grid(visible=False)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        if len(labels) <= 20:
-            _write_counts(axes, counts, share)
+    Args:
+        values: ``(n, d)``.
+        groups: ``n`` names; ``global`` are those of the server.
 
-    return _drawn(draw, height=4.3)
+    Returns:
+        Rows where arrows begin, and where they end.
+    """
+    named = np.array(groups)
+    shared, own = np.flatnonzero(named == GLOBAL), np.flatnonzero(named != GLOBAL)
+    if not len(shared) or len(own) > _MOST_MOVES:
+        return [], []
+    apart = np.linalg.norm(values[own][:, None] - values[shared][None], axis=2)
+    return shared[apart.argmin(1)].tolist(), own.tolist()
 
 
 def prototypes(layer: Prototypes) -> bytes:
@@ -211,9 +209,18 @@ def prototypes(layer: Prototypes) -> bytes:
         # The first group, drawn last, is the one that the others are compared with.
         for index, name in reversed(list(enumerate(dict.fromkeys(groups.tolist())))):
             x, y = points[groups == name].T
+            shared = name == GLOBAL
             axes.scatter(
-                x, y, s=26, marker=_MARKERS[index], color=colours[index], label=name,
-                alpha=0.8, edgecolors="white", linewidths=0.5,
+                x, y, s=60 if shared else 26, marker=_MARKERS[index], label=name, linewidths=1.4,
+                facecolors="none" if shared else colours[index], edgecolors=colours[index],
+                zorder=3,
+            )  # fmt: skip
+        starts, ends = moves(np.array(layer.values, np.float64), layer.groups)
+        if len(starts):
+            (x, y), (u, v) = points[starts].T, (points[ends] - points[starts]).T
+            axes.quiver(
+                x, y, u, v, angles="xy", scale_units="xy", scale=1, width=0.003, headwidth=5,
+                color="#7b8794", zorder=2,
             )  # fmt: skip
         axes.set(
             xlabel=f"Component 1 ({shares[0]:.0%} of variance)",
@@ -222,22 +229,6 @@ def prototypes(layer: Prototypes) -> bytes:
         _legend_above(axes, reverse=True)
 
     return _drawn(draw, height=3.8)
-
-
-def principal_plane(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, float]]:
-    """Projection of ``(n, d)`` values on their first two principal components.
-
-    Returns:
-        ``(n, 2)`` coordinates, zero where there are fewer components, and both variance shares.
-    """
-    centred = values - values.mean(0)
-    left, scale, _ = np.linalg.svd(centred, full_matrices=False)
-    points = np.zeros((len(values), 2))
-    kept = min(2, len(scale))
-    points[:, :kept] = left[:, :kept] * scale[:kept]
-    variance = np.zeros(2)
-    variance[:kept] = scale[:kept] ** 2 / max(float((scale**2).sum()), 1e-300)
-    return points, (float(variance[0]), float(variance[1]))
 
 
 def has_scores(rounds: Sequence[RoundRecord]) -> bool:
@@ -250,9 +241,23 @@ def _drawn(draw: Callable[[Any], None], *, height: float = _HEIGHT) -> bytes:
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         draw(figure.add_subplot())
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
     svg = buffer.getvalue()
-    return svg[svg.index(b"<svg") :]  # without the document type, which names an address
+    svg = svg[svg.index(b"<svg") :]  # without the document type, which names an address
+    end = svg.index(b">") + 1
+    return svg[:end] + _dark_style() + svg[end:]
+
+
+def _dark_style() -> bytes:
+    """Ink and grid for a dark page; of an image the media query is that of its page."""
+    rules = "".join(
+        f'[style*="{part}: {light}"]{{{part}:{dark}!important}}'
+        for light, dark in _DARK.items()
+        for part in ("fill", "stroke")
+    )
+    return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>".encode()
 
 
 def _legend_above(axes: Any, *, reverse: bool = False) -> None:
@@ -277,11 +282,3 @@ def _device_rows(axes: Any, names: Sequence[str], xlabel: str) -> None:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(xlabel)
     axes.grid(axis="y", visible=False)
-
-
-def _write_counts(axes: Any, counts: NDArray[np.int64], share: NDArray[np.float64]) -> None:
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        axes.text(
-            column + 0.5, row + 0.5, str(counts[row, column]), ha="center", va="center", fontsize=8,
-            color="white" if share[row, column] > 0.5 else INK,
-        )  # fmt: skip

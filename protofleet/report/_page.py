@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from protofleet.federation.records import (
     load_record,
 )
 from protofleet.report import _figures
+from protofleet.report._devices import device_table, shares
 from protofleet.report.comparison import ComparedMethod, ComparedRecord
 from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 from protofleet.strategies.scores import MetricName
@@ -51,12 +53,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Headline:
-    """One card: a kind of score with its figures, the task's first one and the others."""
+    """One card: a kind of score with its figures, the task's first one and the others.
+
+    ``before``: that first one before the first round; None: not measured.
+    """
 
     name: str
     meaning: str
     first: _Figure
     others: tuple[_Figure, ...]
+    before: _Figure | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ _MEANINGS = {
     "Generalisation": "Each device's own model, on the test data of all devices together.",
     "Global": "The coordinator's one model, on the test data of all devices together.",
 }
-_KINDS: dict[str, Callable[[Scores], Metrics | None]] = {
+KINDS: dict[str, Callable[[Scores], Metrics | None]] = {
     "Personalisation": lambda scores: scores.personalisation,
     "Generalisation": lambda scores: scores.generalisation,
     "Global": lambda scores: scores.global_,
@@ -127,8 +133,8 @@ def write_report(run_dir: Path) -> Path:
     return page
 
 
-def render(result: ComparedRecord, details: Details) -> str:
-    """The page."""
+def template_environment() -> jinja2.Environment:
+    """Where the pages' templates are; what they are given is text unless marked as safe."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -141,40 +147,68 @@ def render(result: ComparedRecord, details: Details) -> str:
         ms=units.ms_text,
         duration=units.duration_text,
     )
-    return environment.get_template("report.html.jinja2").render(
-        result=result,
-        details=details,
-        headlines=_headlines(result.scores),
-        further=[*_further(result.scores), *_last_round(result)],
-        targets=_targets(result.scores),
-        kinds=tuple(_KINDS),
-        metrics=[METRICS[name].label for name in _compared_metrics(result)],
-        compared=_compared_rows(result),
-        meaning=_TASK_MEANINGS[result.scores.task],
-        final_fit=any(item.final for item in result.rounds),
-        facts=_facts(result, details),
-        pictures=_pictures(result, details),
-        css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
-        version=version("protofleet"),
+    return environment
+
+
+def render(result: ComparedRecord, details: Details) -> str:
+    """The page."""
+    script = (_FOLDER / "report.js").read_text(encoding="utf-8")
+    return (
+        template_environment()
+        .get_template("report.html.jinja2")
+        .render(
+            result=result,
+            details=details,
+            headlines=_headlines(result.scores, _before(result)),
+            further=[*_further(result.scores), *_last_round(result)],
+            targets=_targets(result.scores),
+            kinds=tuple(KINDS),
+            metrics=[METRICS[name].label for name in _compared_metrics(result)],
+            compared=_compared_rows(result),
+            meaning=_TASK_MEANINGS[result.scores.task],
+            final_fit=any(item.final for item in result.rounds),
+            facts=_facts(result, details),
+            pictures=_pictures(result, details),
+            table=device_table(result, details),
+            first_shares=shares(details.confusions[0]) if details.confusions else [],
+            css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
+            confusions=[one.counts for one in details.confusions],
+            js=script,
+            js_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            version=version("protofleet"),
+        )
     )
 
 
-def _headlines(scores: Scores) -> list[_Headline]:
+def _before(result: ComparedRecord) -> Scores:
+    """What the run's own method started from, as far as it was measured."""
+    own = (one.start for one in result.comparison if one.strategy == result.strategy)
+    return next(own, result.start)
+
+
+def _headlines(scores: Scores, before: Scores | None = None) -> list[_Headline]:
     return [
-        _headline(name, metrics, scores)
-        for name, pick in _KINDS.items()
+        _headline(name, metrics, scores, pick(before or Scores()))
+        for name, pick in KINDS.items()
         if (metrics := pick(scores)) is not None and TASKS[scores.task].headline in metrics
     ]
 
 
-def _headline(name: str, metrics: Metrics, scores: Scores) -> _Headline:
+def _headline(
+    name: str, metrics: Metrics, scores: Scores, before: Metrics | None = None
+) -> _Headline:
     named = TASKS[scores.task].metrics
     first, *others = [
         _figure(metric, metrics[metric], is_spread=name != "Global")
         for metric in named
         if metric in metrics
     ]
-    return _Headline(name=name, meaning=_MEANINGS[name], first=first, others=tuple(others))
+    headline = TASKS[scores.task].headline
+    found = (before or {}).get(headline)
+    start = None if found is None else _figure(headline, found, is_spread=name != "Global")
+    return _Headline(
+        name=name, meaning=_MEANINGS[name], first=first, others=tuple(others), before=start
+    )
 
 
 def _figure(name: MetricName, found: Spread, *, is_spread: bool) -> _Figure:
@@ -231,7 +265,7 @@ def _compared_rows(result: ComparedRecord) -> list[_ComparedRow]:
 
 def _compared_cells(scores: Scores, result: ComparedRecord) -> tuple[str, ...]:
     cells = []
-    for kind, pick in _KINDS.items():
+    for kind, pick in KINDS.items():
         for name in _compared_metrics(result):
             found = (pick(scores) or {}).get(name)
             std = "" if found is None or kind == "Global" else METRICS[name].page_text(found.std)
@@ -325,7 +359,6 @@ def _pictures(result: ComparedRecord, details: Details) -> list[Picture]:
         *_compared_pictures(result),
         *_byte_pictures(result),
         *_latency_pictures(details),
-        *_confusion_pictures(details),
         *_prototype_pictures(details),
     ]
 
@@ -345,7 +378,7 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
             caption=f"{label}; the band is one standard deviation over the devices.",
             alt=f"Line plot of {label} over {len(rounds)} rounds. "
             f"Last round: {', '.join(ends) or 'not scored'}.",
-            uri=_uri(_figures.scores_by_round(rounds)),
+            uri=data_uri(_figures.scores_by_round(rounds)),
         )
     ]
 
@@ -353,7 +386,7 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
 def _compared_pictures(result: ComparedRecord) -> list[Picture]:
     methods = result.comparison
     found = []
-    for kind, pick in _KINDS.items():
+    for kind, pick in KINDS.items():
         svg = _figures.compared_by_round(methods, pick) if methods else None
         if svg is None:
             continue
@@ -371,7 +404,7 @@ def _compared_pictures(result: ComparedRecord) -> list[Picture]:
                 caption=f"{label[0].upper()}{label[1:]}; round 0 is before the first round.",
                 alt=f"Line plot of {kind.lower()} for {len(ends)} methods by round. "
                 f"Last round: {', '.join(ends)}.",
-                uri=_uri(svg),
+                uri=data_uri(svg),
             )
         )
     return found
@@ -388,7 +421,7 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
         if result.cells
         else "Bytes of all devices together, counted at their sockets.",
         alt=f"Bar plot of bytes per round; in sum {total}.",
-        uri=_uri(_figures.bytes_by_round(result.rounds)),
+        uri=data_uri(_figures.bytes_by_round(result.rounds)),
     )
     by_device = Picture(
         key="bytes-device",
@@ -396,7 +429,7 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
         caption="Bytes of the whole run, joining included.",
         alt=f"Bar plot of bytes for each of {len(result.devices)} devices; the median device "
         f"sent {units.byte_text(units.median(d.bytes_up for d in result.devices) or 0)}.",
-        uri=_uri(_figures.bytes_by_device(result.devices)),
+        uri=data_uri(_figures.bytes_by_device(result.devices)),
     )
     own = result.devices and not result.cells  # what a cell's devices paid stands in its folder
     return [*([by_round] if result.rounds else []), *([by_device] if own else [])]
@@ -411,25 +444,8 @@ def _latency_pictures(details: Details) -> list[Picture]:
         if svg is not None:
             alt = f"Box plot of {label}; the median device's median is "
             alt += f"{units.ms_text(units.median(medians))} ms."
-            found.append(Picture(key=key, title=title, caption=caption, alt=alt, uri=_uri(svg)))
+            found.append(Picture(key=key, title=title, caption=caption, alt=alt, uri=data_uri(svg)))
     return found
-
-
-def _confusion_pictures(details: Details) -> list[Picture]:
-    matrix = details.confusion
-    if matrix is None:
-        return []
-    total = sum(map(sum, matrix.counts))
-    right = sum(row[index] for index, row in enumerate(matrix.counts))
-    return [
-        Picture(
-            key="confusion",
-            title=f"Confusion matrix of {matrix.device_id}",
-            caption="Its own model on its own test data; colour is the share of the true class.",
-            alt=f"Heat map of {len(matrix.counts)} classes; {right} of {total} on the diagonal.",
-            uri=_uri(_figures.confusion(matrix, details.classes)),
-        )
-    ]
 
 
 def _prototype_pictures(details: Details) -> list[Picture]:
@@ -437,9 +453,10 @@ def _prototype_pictures(details: Details) -> list[Picture]:
         Picture(
             key=f"prototypes-{index}",
             title=f"Prototypes of {layer.layer}",
-            caption="First two principal components of the learned prototypes.",
+            caption="First two principal components. Rings: the server's after the last round; "
+            "filled: a device's after its training, an arrow to each from the nearest ring.",
             alt=f"Scatter plot of the {len(layer.values)} prototypes of {_listed(layer.groups)}.",
-            uri=_uri(_figures.prototypes(layer)),
+            uri=data_uri(_figures.prototypes(layer)),
         )
         for index, layer in enumerate(_spread_out(details.prototypes))
         if layer.values
@@ -459,5 +476,6 @@ def _listed(groups: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{len(names)} groups"
 
 
-def _uri(svg: bytes) -> str:
+def data_uri(svg: bytes) -> str:
+    """An image as an address that needs no file."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from protofleet.federation.records import (
     load_record,
     save_record,
 )
+from protofleet.report.device_scores import RoundScore, device_scores
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000
+_MOST_CONFUSIONS = 500
 _OF_DEVICES = ("personalisation", "generalisation")
 
 
@@ -64,7 +67,9 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
             counts.
         bundle: digest of the bundle.
         provenance: versions, settings, machine: what a reader needs to repeat the run.
-        confusion: of one device.
+        confusions: of the devices, at most 500.
+        scores: own scores by round, of each device that told them.
+        backends: who runs the bundle's programs, by device; empty: not known.
         latencies: of the devices.
         prototypes: by layer; empty where the strategy has none.
         wall_s: of the whole run; None: the sum of the rounds is shown.
@@ -75,7 +80,9 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
     bundle: str = ""
     provenance: dict[str, str] = {}
-    confusion: Confusion | None = None
+    confusions: tuple[Confusion, ...] = ()
+    scores: dict[str, tuple[RoundScore, ...]] = {}
+    backends: dict[str, str] = {}
     latencies: tuple[Latencies, ...] = ()
     prototypes: tuple[Prototypes, ...] = ()
     wall_s: float | None = None
@@ -153,7 +160,8 @@ def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> De
     found = {
         "classes": record.outputs,
         "latencies": tuple(_latencies(device) for device in record.devices),
-        "confusion": _first_confusion(record),
+        "confusions": _confusions(record),
+        "scores": device_scores(run_dir, record.task),
     }
     return Details(title=title, data=data, **{**found, **fields})
 
@@ -171,13 +179,18 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
     return tuple(samples[:: -(-len(samples) // MAX_SAMPLES) or 1])
 
 
-def _first_confusion(fleet: FleetDetails) -> Confusion | None:
-    """The first device's confusion counts; None where there are none or the task has no classes."""
-    for device in fleet.devices if fleet.task == "classification" else ():
-        if device.evaluation.own is not None:
-            counts = tuple(tuple(map(int, row)) for row in device.evaluation.own)
-            return Confusion(device_id=device.id, counts=counts)
-    return None
+def _confusions(fleet: FleetDetails) -> tuple[Confusion, ...]:
+    """Of the devices that told theirs; none where the task has no classes."""
+    if fleet.task != "classification":
+        return ()
+    found = (
+        Confusion(
+            device_id=one.id, counts=tuple(tuple(map(int, row)) for row in one.evaluation.own)
+        )
+        for one in fleet.devices
+        if one.evaluation.own
+    )
+    return tuple(islice(found, _MOST_CONFUSIONS))
 
 
 def missing_parts(result: RunRecord, details: Details) -> list[str]:

@@ -29,6 +29,7 @@ def test_a_small_load_is_measured_and_every_update_counted_once(tmp_path):
     assert row["bytes_down"] > 2 * 30 * 70_000
     for name in (
         "seconds_per_round",
+        "closing_seconds",
         "bound_seconds",
         "bound_cpu_seconds",
         "coordinator_peak_mb",

@@ -34,6 +34,7 @@ from protofleet.federation.schedule import (
 )
 from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies.types import ServerState, Update
+from protofleet.wire.messages import TransferOffer
 
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")
@@ -323,6 +324,17 @@ def test_killed_again_and_again_the_run_ends_with_the_same_bits(ram_path):
     assert _outcome(ram_path / "run") == _outcome(ram_path / "whole")
 
 
+def _offer(round_id: int, transfer_id: str) -> TransferOffer:
+    return TransferOffer(
+        transfer_id=transfer_id,
+        kind="update",
+        round_id=round_id,
+        total_bytes=1,
+        sha256="ab" * 32,
+        chunk_bytes=1,
+    )
+
+
 def test_an_open_round_is_found_again(tmp_path):
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         ledger.open_round(1, ("b", "a"), 0.0)
@@ -337,7 +349,10 @@ def test_an_open_round_is_found_again(tmp_path):
             2,
         )
         assert (state.cohort, state.delivered) == (("a", "b", "c"), frozenset("b"))
-        assert ledger.transfer_ids() == ["1b"]
+        assert ledger.has_accepted("b", _offer(1, "1b"))
+        assert not ledger.has_accepted("b", _offer(1, "1c"))
+        assert not ledger.has_accepted("b", _offer(2, "1b"))
+        assert not ledger.has_accepted("a", _offer(1, "1b"))
 
 
 def test_another_run_in_the_same_folder_is_refused_by_what_differs(tmp_path):

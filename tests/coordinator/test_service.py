@@ -369,6 +369,17 @@ def test_below_the_quorum_a_round_is_extended_with_others(open_federation):
     assert (fed.state.cohort, fed.state.attempt) == (("a", "b", "c"), 1)
 
 
+def test_a_device_s_log_is_told_once_and_of_rounds_that_there_were(open_federation):
+    fed = open_federation()
+    fed.play(
+        CONNECTED,
+        [fed.online("a"), fed.online("b")],
+        [fed.beat("a", log="why\nit"), fed.beat("a", log="again")],
+        [fed.beat("b", 9, log="of a round to come"), fed.beat("x", log="of nobody")],
+    )
+    assert fed.told(events.DeviceLog, "device_id", "round_id", "lines") == [("a", 1, ("why", "it"))]
+
+
 def test_a_silent_device_is_not_awaited_longer_than_its_grace(open_federation):
     """Silent after 150 s, and 20 s more; seen one second late."""
     fed = open_federation(rounds=2)

@@ -161,7 +161,11 @@ def _stranger(federation):
 
 
 def _raw(link, channel):
-    for_all = {Channel.ANNOUNCEMENT: _TOPICS.announcement, Channel.LEASE: _TOPICS.lease}
+    for_all = {
+        Channel.ANNOUNCEMENT: _TOPICS.announcement,
+        Channel.LEASE: _TOPICS.lease,
+        Channel.SHARED_CHUNK: _TOPICS.shared_chunks("0" * 32),
+    }
     topic = for_all.get(channel) or _TOPICS.of(channel, _DEVICE)
     for bad in (b"", b"{", b"\xff" * 64, b'{"type":"task"}', b"[" * 60_000, b'"\\ud800"', b"9" * 9):
         link.publish(topic, bad)

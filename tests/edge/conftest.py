@@ -132,7 +132,7 @@ class Device:
         self.programs = open_programs(self.bundle)
         self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
         self.reports = []
-        self.participation = None
+        self.participation = self.tail = None
 
     def play(self, *steps, kind=Learner, told=True, stays=False):
         """A process of the device, killed when the script is through.
@@ -172,6 +172,7 @@ class Device:
             who,
             stays=self._stays,
             participation=self.participation,
+            tail=self.tail,
         )
         return self.agent
 
@@ -237,6 +238,11 @@ class Device:
 
     def names(self):
         return [name for name, _ in self.reports]
+
+    def dropped(self):
+        """Round and reason of each round that did not count; they name the transfer, too."""
+        assert all(one["transfer_id"] for one in self.said("dropped"))
+        return [(one["round_id"], one["reason"]) for one in self.said("dropped")]
 
     def said(self, name):
         return [figures for found, figures in self.reports if found == name]

@@ -89,7 +89,7 @@ def test_until_it_is_delivered_a_round_does_not_count(device):
 
 def test_a_rejected_update_is_dropped_with_its_state(device):
     endpoint = device.play(CONNECTED, device.round(), device.rejected, device.round(2)[0])
-    assert device.said("dropped") == [{"round_id": 1, "reason": "too late"}]
+    assert device.dropped() == [(1, "too late")]
     assert (device.journal.stage, device.memory.state) == ("idle", None)
     offers = endpoint.expected[0], endpoint.sent[0].offer
     assert endpoint.cancelled == [offer.transfer_id for offer in offers]
@@ -131,7 +131,7 @@ def test_a_newer_task_replaces_the_training_in_progress(device, kind):
     first, second = device.round(), device.round(2)
     device.play(CONNECTED, first[:2], second[0], UNTIL_WOKEN, second[1:], kind=kind)
     assert device.names() == ["joined", "task", "dropped", "task", "trained", "left"]
-    assert device.said("dropped") == [{"round_id": 1, "reason": "a newer task came"}]
+    assert device.dropped() == [(1, "a newer task came")]
     assert (device.fetched(), device.sent()) == ([1, 2], [2])
     assert device.journal.pending.round_id == 2
 
@@ -223,7 +223,7 @@ def test_a_round_that_diverges_is_refused_and_the_device_goes_on(device, name, s
     refused = endpoint.receipts[1]
     assert device.answers() == ["done", "diverged"]
     assert named in refused.reason
-    assert device.said("dropped") == [{"round_id": 2, "reason": refused.reason}]
+    assert device.dropped() == [(2, refused.reason)]
     bad = device.round(3, blob=blob, settings=settings)
     device.play(CONNECTED, bad, device.round(4), device.delivered)
     assert (device.sent(), device.journal.state.round_id) == ([4], 4)
@@ -303,7 +303,7 @@ def test_what_shows_only_in_training_is_told_and_the_device_stays(device, error,
     device.play(CONNECTED, device.round(), device.round(2), kind=Unable)
     assert device.answers() == ["done", "strategy", "done"]
     assert device.endpoint.receipts[1].reason == reason
-    assert device.said("dropped") == [{"round_id": 1, "reason": reason}]
+    assert device.dropped() == [(1, reason)]
     assert (device.journal.stage, device.sent()) == ("outbox", [2])
 
 

@@ -21,9 +21,14 @@ from tiny_bundle import tiny_bundle
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.cli.device import join
+from protofleet.datasets import DeviceData
+from protofleet.edge.join import JoinOptions, open_agent
 from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
+from protofleet.edge.training import LocalData
+from protofleet.errors import ProvisionError
 from protofleet.strategies import build
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.messages import TransferOffer
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
@@ -369,6 +374,24 @@ def test_an_untrusted_signer_is_refused_with_the_way_to_trust_it(world, mosquitt
     _, err = device.communicate(timeout=60)
     assert device.returncode == 1
     assert "protofleet bundle trust KEY.pem" in err
+
+
+def test_a_bundle_of_a_strategy_that_is_not_installed_here_is_refused(world):
+    key = Ed25519PrivateKey.generate()
+    bundle = tiny_bundle(world.root / "foreign", key, strategy="gentle")
+    options = JoinOptions(
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
+        federation="home",
+        bundle=bundle,
+        store=world.root / "anna",
+        trusted={key.public_key().public_bytes_raw()},
+    )
+    x, y = np.ones((6, 4), np.float32), np.arange(6) % 3
+    own = DeviceData(x_train=x, y_train=y, x_test=x, y_test=y, classes=tuple(_CLASSES))
+    refused = pytest.raises(ProvisionError, match=r"'gentle': unknown.*install that package")
+    with refused, open_agent(options, LocalData(own=own), lambda *_: None):
+        pass
+    assert not (world.root / "anna").exists()
 
 
 def test_a_device_process_loads_nothing_heavy(world, mosquitto_url):

@@ -162,10 +162,10 @@ def test_a_task_that_may_be_answered_late_is_gone_on_with(device, switch):
     switch.held_by()()
     late = device.announced(round_id=3, rounds=9, staleness=2)
     device.play(CONNECTED, device.round()[0], late, QUIET)
-    assert device.said("dropped") == []
+    assert device.dropped() == []
     over = device.announced(round_id=4, rounds=9, staleness=2)
     device.play(CONNECTED, device.round()[0], late, over, QUIET)
-    assert device.said("dropped") == [{"round_id": 1, "reason": "round 1 is over"}]
+    assert device.dropped() == [(1, "round 1 is over")]
 
 
 def test_a_round_that_the_announcement_says_is_over_is_given_up(device, switch):
@@ -177,7 +177,7 @@ def test_a_round_that_the_announcement_says_is_over_is_given_up(device, switch):
         device.announced(round_id=2, rounds=9),
         QUIET,
     )
-    assert ("dropped", {"round_id": 1, "reason": "round 1 is over"}) in device.reports
+    assert (1, "round 1 is over") in device.dropped()
     assert device.journal.last_round_id == 0
 
 

@@ -55,6 +55,25 @@ def test_the_status_trains_nothing(place, capsys):
     assert json.loads((place / "c.json").read_bytes())[0]["seeds_done"] == 2
 
 
+def test_an_earlier_file_counts_where_it_has_more_of_the_same_experiment(place, capsys):
+    experiment = write_files(place)
+    runs = [a_run(label, seed, [0.5] * 3) for label in "AB" for seed in (1, 2)]
+    store_runs(place / "runs" / "one", experiment, *runs)
+    assert claims("--status", "--json", "two.json", "--pictures", "images") == 0
+    picture = (place / "images" / "claims-fedx-better.png").read_bytes()
+    empty = ("--status", "--out", "empty", "--markdown", "claims.md", "--pictures", "images")
+    assert claims(*empty, "--earlier", "two.json", "--json", "again.json") == 0
+    assert (place / "again.json").read_bytes() == (place / "two.json").read_bytes()
+    assert "](images/claims-fedx-better.png)" in (place / "claims.md").read_text()
+    assert (place / "images" / "claims-fedx-better.png").read_bytes() == picture
+    (place / "one.toml").write_text(EXPERIMENT.replace("rounds = 3", "rounds = 4"))
+    capsys.readouterr()
+    assert claims(*empty, "--earlier", "two.json") == 0
+    assert "not measured" in capsys.readouterr().out
+    assert claims("--status", "--earlier", "claims.md") == 1
+    assert "expected what 'protofleet experiment claims --json' writes" in capsys.readouterr().err
+
+
 def test_without_its_data_a_claim_is_left_out_and_told(place, capsys):
     write_files(place)
     (place / "one.toml").write_text(EXPERIMENT.replace('"digits"', '"hhar"'))

@@ -2,16 +2,18 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from protofleet.cli import main
 from protofleet.experiments import listing
-from protofleet.experiments.config import DataSource, committed, load_experiment
-from protofleet.experiments.store import MethodResult, run_folder, save_result
+from protofleet.experiments.config import DataSource, committed, digest, find, load_experiment
+from protofleet.experiments.store import MethodResult, load_run, run_folder, save_result
 from protofleet.federation.records import Metrics, RoundRecord, Scores, Spread
 
 _TOML = """
@@ -116,10 +118,32 @@ def test_the_list_says_which_data_are_not_there_and_where_they_go(place, capsys)
     assert listed["fedali/table-1-hhar"]["examples"] == {}
 
 
+def test_the_list_fits_a_terminal_paper_by_paper_and_tells_the_time(place, monkeypatch, capsys):
+    """Two rounds of a second each were run; so are all 5 methods' 3 seeds of 10 rounds."""
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "cdfl/mnist-small"
+    experiment = load_experiment(find(name))
+    method = experiment.methods[0]
+    shutil.copy(find(name), place / "tiny.toml")
+    store(place, seed=experiment.seeds[0], accuracies=(0.5, 0.6))
+    folder = run_folder(place / "runs" / name, method, experiment.seeds[0])
+    found = load_run(run_folder(place / "runs" / "tiny", method, experiment.seeds[0]))
+    save_result(folder, msgspec.structs.replace(found, digest=digest(experiment, method)))
+    assert ended("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[: next(n for n, line in enumerate(lines) if "takes here:" in line)]
+    assert max(map(len, table)) <= 80
+    assert "…" not in "".join(table)
+    (row,) = [line for line in table if line.strip().startswith(f"{name} ")]
+    assert "2 min" in row
+    names = [line.split()[0] for line in table if line.strip()]
+    assert names.index("fedsub") < names.index("claims/fedsub-wisdm") < names.index("hostile")
+
+
 @pytest.mark.data
 def test_data_that_are_there_are_found_without_loading_them(data_root, monkeypatch):
     monkeypatch.setattr(listing, "_load", lambda source, *_: f"{source.name}: absent")
-    found = {one.name: one.present for one in listing.listed(data_root)}
+    found = {one.name: one.present for one in listing.listed(data_root, data_root / "no-runs")}
     assert found["fedhp/mnist-small"] == {"mnist": True}
     assert found["fedali/ucihar-small"] == {"ucihar": True}
     assert found["fedali/table-1-hhar"] == {"hhar": False}

@@ -269,7 +269,7 @@ def test_a_strategy_that_was_named_is_refused_with_the_remedy() -> None:
         ("fednh", nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "--head-kind cosine"),
         ("fedhkd", _Reads(), "strategy 'fedhkd': the logits are not what its head 'fc' makes of"),
         ("fedsub", nn.Linear(5, 3), "expected dense layers or convolutions with a ReLU"),
-        ("fedavgg", TwoHeads(), "strategy 'fedavgg': expected all or some of .*cdfl, "),
+        ("fedavgg", TwoHeads(), "strategy 'fedavgg': unknown; expected one of .*cdfl, "),
     ):
         with pytest.raises(InputError, match=why):
             _methods(model, (5,), name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from protofleet.cli._task import OutputOptions, resolve_outputs
+from protofleet.cli._task import OutputOptions, output_names, resolve_task
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError
 from protofleet.export.pretraining.checkpoints import load_checkpoint, load_model
@@ -158,12 +158,8 @@ def test_a_regression_is_trained_with_its_loss_and_the_export_finds_task_and_nam
     assert (about["task"], about["objective"]) == ("regression", "huber")
     assert json.loads(about["targets"]) == ["sum", "first"]
     nothing = OutputOptions(task=None, loss=None)
-    outputs = resolve_outputs(nothing, about, lambda _: 9)
-    assert (outputs.task, outputs.loss, outputs.targets) == (
-        "regression",
-        "huber",
-        ("sum", "first"),
-    )
+    assert resolve_task(nothing, about) == ("regression", "huber")
+    assert output_names(nothing, about, "regression") == (None, ("sum", "first"))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +180,7 @@ def test_true_values_that_do_not_fit_the_task_are_refused(tmp_path, y, task, mes
 def test_a_loss_of_another_task_and_targets_named_wrongly_are_refused(tmp_path):
     data = _targets(tmp_path / "d.npz", np.zeros((96, 2)), targets=["only"])
     common = (*MLP, "--data", data, "--out", str(tmp_path / "run"), "--task", "multilabel")
-    with pytest.raises(InputError, match="--loss: expected bce for --task multilabel, got 'mse'"):
+    with pytest.raises(InputError, match="loss: expected bce for task multilabel, got 'mse'"):
         _pretrain(*common, "--loss", "mse")
     with pytest.raises(InputError, match="a column for each of the targets"):
         _pretrain(*common)

@@ -49,7 +49,7 @@ _COSTS = Costs(
 def test_the_record_is_the_one_that_the_protocol_shows():
     """The example in docs/protocol.md is what this code writes, byte for byte but for spaces."""
     section = _PROTOCOL.read_text().split("## Blobs")[1]
-    shown = re.search(r"```\n(.*?)```", section, re.DOTALL)[1]
+    shown = re.search(r"```json\n(.*?)```", section, re.DOTALL)[1]
     _, metadata = blobs.decode(pack_update(_update(), _COSTS), max_bytes=10**6)
     assert metadata == {"update": json.dumps(json.loads(shown), separators=(",", ":"))}
 

@@ -68,7 +68,7 @@ def test_a_wrong_field_is_named(tmp_path, changes, field):
 
 
 def test_details_come_from_what_the_coordinator_leaves(tmp_path):
-    """Samples are thinned over the whole run; the first scored device gives its confusion."""
+    """Samples are thinned over the whole run; a scored device gives its confusion."""
     samples = [float(index) for index in range(3 * MAX_SAMPLES)]
     about = {"num_examples": 5, "rounds": 2}
     devices = [
@@ -84,7 +84,8 @@ def test_details_come_from_what_the_coordinator_leaves(tmp_path):
     _write(tmp_path / "devices.json", {"outputs": ["x", "y"], "devices": devices})
     details = details_of_run(tmp_path, title="t", data="d", bundle="00")
     assert details.classes == ("x", "y")
-    assert (details.confusion.device_id, details.confusion.counts) == ("b", ((1, 0), (2, 3)))
+    (found,) = details.confusions
+    assert (found.device_id, found.counts) == ("b", ((1, 0), (2, 3)))
     assert details.bundle == "00"
     thinned = details.latencies[0].train_step_ms
     assert len(thinned) <= MAX_SAMPLES
@@ -151,12 +152,18 @@ def test_the_command_rebuilds_the_page_and_compares(tmp_path):
     two = str(write_run(tmp_path / "two", rounds=2, devices=2, prototypes=False, seed=1))
     assert run(command, [one]).stdout.strip() == f"{one}/report.html"
     assert (tmp_path / "one" / "report.html").is_file()
-    table = run(command, ["--compare", one, two]).stdout.splitlines()
+    table = run(command, [one, two]).stdout.splitlines()
     assert any(line.startswith("generalisation macro-F1 (%)") for line in table)
-    rows = json.loads(run(command, ["--compare", one, f"{two}/result.json", "--json"]).stdout)
-    assert {"name", "first", "second", "change", "ratio"} == rows[0].keys()
+    assert "strategy: fedali | fedavg" in table
+    page = tmp_path / "beside.html"
+    assert run(command, [one, two, one, "--page", str(page)]).exit_code == 0
+    assert page.read_text().count("<img") == 3
+    assert run(command, [one, "--page", str(page)]).exit_code == 2
+    assert not any(line.startswith("codec:") for line in table)
+    (found,) = json.loads(run(command, [one, f"{two}/result.json", "--json"]).stdout)
+    assert {"name", "first", "second", "change", "ratio"} == found["scores"][0].keys()
+    assert found["settings"] == {"strategy": ["fedali", "fedavg"], "seed": ["0", "1"]}
     assert run(command, []).exit_code == 2
-    assert run(command, [one, "--compare", one, two]).exit_code == 2
 
 
 def test_percentiles_interpolate():

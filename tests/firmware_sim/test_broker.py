@@ -35,7 +35,7 @@ def _port(url: str) -> int:
 @pytest.mark.parametrize("kind", _kinds())
 def test_the_broker_ends_with_its_context(kind):
     if kind == "amqtt":
-        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     with local_broker(kind) as url:
         assert answers(_port(url))
     assert not answers(_port(url))
@@ -46,7 +46,7 @@ def test_the_broker_ends_with_its_context(kind):
 def test_the_broker_ends_with_its_parent(kind, how):
     """No stray process is left, however the parent dies."""
     if kind == "amqtt":
-        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     parent = subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -113,14 +113,14 @@ def test_what_a_broker_cannot_use_is_named_before_it_starts(options, told):
 
 
 def test_the_embedded_broker_is_named_as_what_it_is(caplog):
-    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     with local_broker("amqtt"):
         assert "embedded amqtt: for demonstrations only" in caplog.text
 
 
 def test_the_embedded_broker_refuses_mqtt_5_at_once():
     """amqtt alone reads its properties as a client id and never answers."""
-    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     with local_broker("amqtt") as url:
         access = BrokerAccess(url=url.partition("?")[0])
         options = LinkOptions(broker=access, will=Will(topic="st", payload=b"gone"))

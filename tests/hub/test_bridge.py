@@ -74,7 +74,7 @@ def test_two_clients_meet_at_the_broker(hub, version):
 
 
 def test_the_embedded_broker_is_one_like_any_other(tmp_path):
-    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     version = mqtt.MQTTv311
     with (
         local_broker("amqtt") as url,

@@ -173,13 +173,14 @@ def test_the_command_says_what_to_open_and_ends_with_a_signal(tmp_path, page, br
         [*program, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         told = ""
-        while "NAME" not in told:
+        while "█" not in told:  # all of it; what is read ahead here, communicate would not see
             told += process.stdout.readline()
         origin = re.search(r"open on the phone: (https://localhost:\d+)/\n", told)[1]
         assert f"{origin}/ca.pem" in told
         assert f"--hub {origin} --qr NAME" in told
         assert json.loads(_read(f"{origin}/federation.json", _trusting(broker.ca)))["keys"]
         process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=30)
-    assert "█" in rest
+        _, errors = process.communicate(timeout=30)
+    assert f"dashboard: {origin}/dashboard/, " in told
+    assert re.search(rf"{origin}/dashboard/sign-in#[\w-]{{43}}\n", told)
     assert (process.returncode, "browsers reconnect" in errors) == (143, True)

@@ -25,6 +25,7 @@ from protofleet.report import (
     Details,
     Latencies,
     Prototypes,
+    RoundScore,
     save_details,
     to_prototypes,
 )
@@ -57,7 +58,9 @@ def write_run(
         classes=CLASSES,
         bundle="3f" * 32,
         provenance={"torch": "2.13.0", "onnxruntime": "1.31", "machine": "2 cores, Linux"},
-        confusion=Confusion(device_id=names[0], counts=_counts(rng)),
+        confusions=tuple(Confusion(device_id=name, counts=_counts(rng)) for name in names),
+        scores={name: _curve(rng, rounds) for name in names},
+        backends=dict.fromkeys(names, "onnx"),
         latencies=latencies,
         prototypes=_prototypes(rng, names[0]) if prototypes else (),
     )
@@ -130,6 +133,12 @@ def _device(rng, latencies, rounds):
         infer_ms=Percentiles(**{f"p{q}": float(np.percentile(infer, q)) for q in (50, 95, 99)}),
         peak_rss_bytes=int(rng.uniform(180e6, 240e6)),
     )
+
+
+def _curve(rng, rounds):
+    rise = 1 - np.exp(-np.arange(1, rounds + 1) / 5)
+    scores = np.clip(0.5 + 0.4 * rise + rng.normal(0, 0.02, rounds), 0, 1).tolist()
+    return tuple(RoundScore(round_id=i + 1, score=one) for i, one in enumerate(scores))
 
 
 def _counts(rng):

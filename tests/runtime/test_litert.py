@@ -282,7 +282,7 @@ def test_litert_says_nothing_of_its_delegate_and_what_else_is_said_is_heard(capf
         "from protofleet.runtime import _litert\n"
         "from ai_edge_litert.interpreter import Interpreter\n"
         "_litert._say_banner()\n"
-        "one = Interpreter(model_content=_litert._SUM)\n"
+        "one = Interpreter(model_content=_litert.SUM)\n"
         "one.allocate_tensors()\n"
         "print('heard', file=sys.stderr)"
     )
@@ -309,4 +309,4 @@ def test_the_model_that_is_opened_first_is_a_sum():
     code.version, model.operatorCodes = 1, [code]
     builder = flatbuffers.Builder(256)
     builder.Finish(model.Pack(builder), b"TFL3")
-    assert bytes(builder.Output()) == _litert._SUM
+    assert bytes(builder.Output()) == _litert.SUM

@@ -54,8 +54,8 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     for kind in kinds | {Adam, Ala, MedianSettings, ServerStep, Sgd}:
         for name in kind.__struct_fields__:
             assert re.search(rf"`(optimiser|server)?\.?{name}`", text), f"{kind.__name__}.{name}"
-    (printed,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    chosen = tomllib.loads(printed)["strategy"]["settings"]
+    tables = [tomllib.loads(one) for one in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]
+    (chosen,) = [one["strategy"]["settings"] for one in tables if "strategy" in one]
     training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)
     assert training.optimiser == Sgd(lr=0.05, momentum=0.9)
 
@@ -84,3 +84,12 @@ def test_the_strategies_that_show_devices_each_other_s_models_are_named():
     downs = {name: " ".join(one.travels.down) for name, one in DESCRIPTIONS.items()}
     showing = {name for name, down in downs.items() if "other clients" in down}
     assert set(re.findall(r"`(\w+)`", said)) == showing
+
+
+def test_the_five_systems_page_says_what_travels():
+    text = (_ROOT / "docs" / "systems.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["FedAli", "FedHP", "CDFL", "FedALA", "FedSub"]
+    for name, *said in rows:
+        travels = DESCRIPTIONS[name.lower()].travels
+        assert said == [", ".join(one) for one in (travels.down, travels.up, travels.personal)]

@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from protofleet.coordinator.intake import GATHER_S
+from protofleet.errors import RefusedError
+from protofleet.wire.carousel import shared_version
 from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Event
@@ -246,9 +250,10 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
             self.finished.append(device_id)
         return self.connected
 
-    def expect(self, device_id: str, offer: TransferOffer) -> None:
+    def expect(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
         assert device_id
         self._take(offer)
+        return None
 
     def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
         assert device_id
@@ -262,6 +267,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         coding: Coding | None = None,
         *,
         most_chunk_bytes: int = 0,
+        shared: bool = False,
     ) -> TransferOffer:
         offer = describe(
             source,
@@ -271,11 +277,18 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
             chunk_bytes=most_chunk_bytes or MAX_DATA_BYTES,
             coding=coding,
         )
+        task = replace(task, shared=shared_version(offer.sha256, offer.chunk_bytes) * shared)
         self.sent.append(SentBlob(device_id, offer, _content(source), task))
         return offer
 
     def send_bundle(
-        self, device_id: str, offer: BundleOffer, source: Path, *, most_chunk_bytes: int = 0
+        self,
+        device_id: str,
+        offer: BundleOffer,
+        source: Path,
+        *,
+        most_chunk_bytes: int = 0,
+        shared: bool = False,  # noqa: ARG002 - as of the real one
     ) -> TransferOffer:
         payload = describe(
             source,
@@ -322,13 +335,13 @@ class FakeDeviceEndpoint(_FakeEndpoint):
     def take_federations(self) -> dict[str, Announcement]:
         return self.others
 
-    def expect(self, offer: TransferOffer) -> None:
+    def expect(self, offer: TransferOffer, shared: str = "") -> None:  # noqa: ARG002 - as of the real one
         self._take(offer)
 
     def reject(self, transfer_id: str, rule: str, reason: str) -> None:
         self._refuse(transfer_id, rule, reason)
 
-    def expect_bundle(self, offer: TransferOffer) -> None:
+    def expect_bundle(self, offer: TransferOffer, shared: str = "") -> None:  # noqa: ARG002 - as of the real one
         self._take(offer)
 
     def remember_bundle(self, transfer_id: str) -> None:

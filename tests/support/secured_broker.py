@@ -22,7 +22,7 @@ def skip_without(kind: str) -> None:
     if kind == "mosquitto" and find_mosquitto() is None:
         pytest.skip("needs the Mosquitto broker: apt install mosquitto")
     if kind == "amqtt":
-        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+        pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
 
 
 @contextmanager

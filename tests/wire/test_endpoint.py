@@ -216,10 +216,10 @@ class _Reconnecting(Link):
     def __init__(self) -> None:
         super().__init__(LinkOptions(broker=_NOWHERE))
         self.published: list[str] = []
-        self._left = [Connected("5")]
+        self.left: list[LinkEvent] = [Connected("5")]
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
-        return self._left.pop() if self._left else None
+        return self.left.pop() if self.left else None
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:  # noqa: ARG002
         self.published.append(topic.removeprefix("fl/v2/lab/"))
@@ -277,7 +277,7 @@ def test_a_smaller_packet_limit_after_a_restart_is_obeyed(tmp_path):
 
 
 def test_one_round_works_over_the_embedded_broker(tmp_path):
-    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     with local_broker("amqtt") as url:
         pair = _Pair(url, tmp_path)
         pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
@@ -354,3 +354,16 @@ def test_offers_are_not_repeated_behind_a_full_window(tmp_path, monkeypatch):
     assert endpoint.due < later
     endpoint.poll(0)
     assert link.published == ["dn/pi-7/t", "dn/pi-7/t"]
+
+
+def test_a_poll_that_does_not_wait_sends_what_the_last_packet_asked_for(tmp_path, monkeypatch):
+    """Who looks at sockets itself calls ``poll(0)`` for a packet, and sleeps until ``due``."""
+    link = _Reconnecting()
+    monkeypatch.setattr(_Reconnecting, "room", 16)
+    endpoint = DeviceEndpoint(link, _TOPICS, tmp_path, "pi-7")
+    assert isinstance(endpoint.poll(0.0), Connected)
+    offer = endpoint.send_update(b"an update", 1)
+    need = encode(Need(transfer_id=offer.transfer_id, missing=((0, 1),), credit=1))
+    link.left.append(Delivery("fl/v2/lab/dn/pi-7/a", need, retained=False))
+    assert endpoint.poll(0.0) is None
+    assert link.published[-1] == "up/pi-7/c"

@@ -350,6 +350,24 @@ def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
     assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
 
 
+def test_a_broker_that_ends_the_connection_over_shared_chunks_is_not_given_up():
+    def serve(server: socket.socket) -> None:
+        client, _address = server.accept()
+        client.recv(1000)
+        client.sendall(b"\x20\x03\x00\x00\x00")
+        client.recv(1000)
+        client.sendall(b"\xe0\x02\x87\x00")
+        client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            _next(link, Connected)
+            assert link.listen("fl/v2/lab/all/c/00")
+            ended = _next(link, Disconnected)
+    assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
+
+
 @pytest.mark.parametrize(
     "packet",
     [

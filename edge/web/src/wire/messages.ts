@@ -118,6 +118,7 @@ const TASK = schema("task", {
   counts: optional(BOOLEAN, true),
   work: optional(SHARE, 1),
   epoch: optional(EPOCH, 0),
+  shared: optional(WORD, ""),
 });
 
 const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });
@@ -171,7 +172,8 @@ export interface Announcement extends RecordOf<typeof ANNOUNCEMENT> {}
 export interface TransferOffer extends RecordOf<typeof TRANSFER_OFFER> {}
 /**
  * Coordinator → device: take part in a round, or finish. `seed` < 2^63; `deadline_s` from arrival. `work`:
- * the share of the local training that is asked for.
+ * the share of the local training that is asked for. `shared`: the version under which its payload's chunks also
+ * travel to all; this end asks for its own.
  */
 export interface Task extends RecordOf<typeof TASK> {}
 /** Receiver → sender: the half-open chunk ranges still missing, and how many may be sent. */

@@ -1,0 +1,211 @@
+"""Who was heard when, and in which state: ``sightings.sqlite`` of the run folder.
+
+For who looks at the run from another process; the coordinator itself never reads it, and each of
+its processes makes it anew. Nothing of it is synced, and a disk that takes no writes holds nothing
+up. Changes are written together, so seldom that writing takes at most two per cent of the time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import msgspec
+
+from protofleet.coordinator.registry import Device
+from protofleet.private_files import make_private_file
+from protofleet.wire.messages import Heartbeat
+
+SIGHTINGS = "sightings.sqlite"
+FLUSH_S = 1.0
+_SHARE = 50
+"""Times as long as writing took, it is not done again."""
+_SCHEMA = """
+CREATE TABLE devices (
+    device_id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    since_s REAL NOT NULL,
+    heard_s REAL NOT NULL,
+    conditions TEXT NOT NULL,
+    bundle TEXT NOT NULL,
+    phase TEXT NOT NULL,
+    phase_since_s REAL NOT NULL,
+    round_id INTEGER NOT NULL,
+    bytes_up INTEGER NOT NULL,
+    bytes_down INTEGER NOT NULL,
+    peak_rss_bytes INTEGER NOT NULL,
+    written INTEGER NOT NULL
+) STRICT;
+CREATE INDEX devices_by_writing ON devices (written);
+"""
+_MOST = 100_000
+
+
+class Sighting(msgspec.Struct, kw_only=True):
+    """What was heard of one device; times are Unix seconds.
+
+    Attributes:
+        state: ``online``, ``held`` (by its owner's ``conditions``), ``refused``, or why it is gone
+            (``offline``, ``left``, ``silent``, ``revoked``, ``unregistered``), since ``since_s``.
+        heard_s: when anything came of it.
+        conditions: that hold it.
+        bundle: digest of the one that it has.
+        phase: of its last heartbeat, since ``phase_since_s``; empty: there was none.
+        round_id: of its last heartbeat.
+        bytes_up, bytes_down, peak_rss_bytes: as its last heartbeat said.
+    """
+
+    device_id: str
+    state: str = "online"
+    since_s: float = 0.0
+    heard_s: float = 0.0
+    conditions: tuple[str, ...] = ()
+    bundle: str = ""
+    phase: str = ""
+    phase_since_s: float = 0.0
+    round_id: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    peak_rss_bytes: int = 0
+
+
+_FIELDS = Sighting.__struct_fields__
+
+
+class Sightings:
+    """Writes what is heard of devices into a run folder.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._known: dict[str, Sighting] = {}
+        self._changed: set[str] = set()
+        self._written = 0
+        self._next_s = float("-inf")
+        self._db = _made(folder / SIGHTINGS)
+
+    def heard(self, device_id: str) -> None:
+        """Something came from a device that has presented itself."""
+        found = self._known.get(device_id)
+        if found is not None:
+            found.heard_s = time.time()
+            self._changed.add(device_id)
+
+    def stands(self, device_id: str, state: str, device: Device | None = None) -> None:
+        """In which state a device is from now on; ``device``: what it has just said of itself."""
+        present = device is not None or state == "refused"
+        found = self._sighting(device_id) if present else self._known.get(device_id)
+        if found is None:
+            return
+        now = time.time()
+        if state != found.state or not found.since_s:
+            found.state, found.since_s = state, now
+        if device is not None:
+            found.heard_s = now
+            found.bundle, found.conditions = device.bundle, device.held
+        self._changed.add(device_id)
+
+    def beat(self, device_id: str, heartbeat: Heartbeat) -> None:
+        """A device tells what it does and what it has paid."""
+        found = self._sighting(device_id)
+        if found is None:
+            return
+        now = found.heard_s = time.time()
+        if (heartbeat.phase, heartbeat.round_id) != (found.phase, found.round_id):
+            found.phase, found.phase_since_s = heartbeat.phase, now
+            found.round_id = heartbeat.round_id
+        found.bytes_up, found.bytes_down = heartbeat.bytes_up, heartbeat.bytes_down
+        found.peak_rss_bytes = heartbeat.peak_rss_bytes
+        self._changed.add(device_id)
+
+    def flush(self, now: float) -> None:
+        """Write what has changed, if it is time (``now``: monotonic seconds)."""
+        if not self._changed or now < self._next_s or self._db is None:
+            return
+        began = time.monotonic()
+        self._written += 1
+        rows = [self._row(self._known[device_id]) for device_id in self._changed]
+        marks = ", ".join("?" * len(rows[0]))
+        with suppress(sqlite3.Error), self._db:
+            self._db.executemany(f"INSERT OR REPLACE INTO devices VALUES ({marks})", rows)  # noqa: S608 - question marks
+            self._changed.clear()
+        took = time.monotonic() - began
+        self._next_s = now + max(FLUSH_S, _SHARE * took)
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+        self.flush(float("inf"))
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def _sighting(self, device_id: str) -> Sighting | None:
+        found = self._known.get(device_id)
+        if found is None and len(self._known) < _MOST:
+            found = self._known[device_id] = Sighting(device_id=device_id)
+        return found
+
+    def _row(self, one: Sighting) -> tuple[object, ...]:
+        fields = msgspec.structs.asdict(one)
+        fields["conditions"] = msgspec.json.encode(one.conditions).decode()
+        return (*fields.values(), self._written)
+
+
+class SightingsReader:
+    """Reads the sightings of a run folder, each time what is new.
+
+    Args:
+        folder: of the run.
+
+    Attributes:
+        known: by device; emptied where another process of the coordinator has begun anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SIGHTINGS
+        self.known: dict[str, Sighting] = {}
+        self._began = self._last = 0
+
+    def read(self) -> bool:
+        """Read on; whether there was news.
+
+        Raises:
+            sqlite3.Error: it cannot be read now.
+        """
+        if not self._path.is_file():
+            return False
+        with closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as db:
+            began = db.execute("PRAGMA user_version").fetchone()[0]
+            if began != self._began:
+                self._began, self._last = began, 0
+                self.known.clear()
+            rows = db.execute(
+                f"SELECT {', '.join(_FIELDS)}, written FROM devices WHERE written > ?",  # noqa: S608 - our fields
+                (self._last,),
+            ).fetchall()
+        for *row, written in rows:
+            fields = dict(zip(_FIELDS, row, strict=True))
+            fields["conditions"] = msgspec.json.decode(fields["conditions"], type=tuple[str, ...])
+            self.known[fields["device_id"]] = Sighting(**fields)
+            self._last = max(self._last, written)
+        return bool(rows)
+
+
+def _made(path: Path) -> sqlite3.Connection | None:
+    """An empty database in the place of an earlier process's; None where it cannot be made."""
+    try:
+        for end in ("", "-wal", "-shm"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
+        make_private_file(path)
+        # Of a coordinator that is one thread; tests and several federations close it in another.
+        db = sqlite3.connect(path, timeout=0.05, check_same_thread=False)
+        began = f"PRAGMA user_version = {1 + secrets.randbits(30)};"
+        db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {began}{_SCHEMA}")
+    except (OSError, sqlite3.Error):
+        return None
+    return db

@@ -1,0 +1,131 @@
+/**
+ * Opens every page of a dashboard in both themes at 360 and 1280 pixels, and runs axe-core on each.
+ *
+ *     node --import tsx e2e/dashboard.ts URL TOKEN FOLDER [BUNDLE]
+ *
+ * URL is of a run: http://localhost:8080/dashboard/RUN. Pictures go into FOLDER. With BUNDLE, every action is driven
+ * first, in place of pictures: the run is paused and resumed, a device invited and revoked, BUNDLE published and taken
+ * back; at the end the run is stopped. Ends with status 1 if there is a violation, an error in a page, or a page that is
+ * wider than the window.
+ */
+
+import { mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { chromium, type Page } from "playwright-core";
+
+import { findChromium } from "../test/browser.ts";
+import { violations } from "./axe.ts";
+
+const [url = "", token = "", folder = "", bundle = ""] = process.argv.slice(2);
+const WIDTHS = [360, 1280];
+const SCHEMES = ["light", "dark"] as const;
+const wrong: string[] = [];
+
+function isWrong(text: string): void {
+  wrong.push(text);
+  console.error(text);
+}
+
+async function signIn(page: Page): Promise<void> {
+  await page.goto(`${new URL(url).origin}/dashboard/sign-in#${token}`);
+  await page.getByRole("button", { name: "Sign out" }).waitFor();
+}
+
+async function pagesOf(page: Page): Promise<Map<string, string>> {
+  const found = await page.locator("nav[aria-label=Pages] a").evaluateAll((links) =>
+    links.map((link) => [link.textContent!.trim().toLowerCase().replaceAll(" ", "-"), (link as HTMLAnchorElement).href]));
+  const pages = new Map(found as [string, string][]);
+  await page.goto(`${url}/fleet`);
+  pages.set("device", await page.locator("tbody th a").first().evaluate((link) => (link as HTMLAnchorElement).href));
+  return pages;
+}
+
+/** What a form of the page *Operate* answers. */
+async function done(page: Page, section: string, fields: Record<string, string> = {}, button = section.split(" ")[0]!): Promise<void> {
+  await page.goto(`${url}/operate`);
+  const form = page.getByRole("region", { name: section, exact: true });
+  for (const [name, value] of Object.entries(fields)) await form.locator(`input[name=${name}]`).fill(value);
+  for (const box of await form.locator("input[type=checkbox][required]").all()) await box.check();
+  await form.getByRole("button", { name: button, exact: true }).click();
+  await page.locator("#outcome p strong").waitFor();
+  const text = (await page.locator("#outcome").innerText()).trim();
+  console.log(`${section}: ${text.split("\n")[0]}`);
+  if (await page.locator("#outcome .trouble").count() > 0) isWrong(`${section}: ${text}`);
+  for (const line of await violations(page)) isWrong(`${section}, answered: ${line}`);
+}
+
+/** Waits for what the page *Now* says by itself, without being loaded again. */
+async function told(page: Page, text: string): Promise<void> {
+  await page.locator("dl.facts dd").filter({ hasText: new RegExp(`^${text}$`) }).waitFor();
+}
+
+async function act(page: Page): Promise<void> {
+  const watching = await page.context().newPage();
+  await watching.goto(`${url}/now`);
+  await done(page, "Pause");
+  await told(watching, "paus(ing|ed)");
+  await done(page, "Resume");
+  await told(watching, "running");
+  await done(page, "Invite a device", { device: "zoe" });
+  if (!(await page.locator("#outcome img.code").isVisible())) isWrong("the invitation has no code");
+  await page.getByRole("row", { name: /zoe.*invited/ }).waitFor();
+  await done(page, "Revoke a device", { device: "zoe" });
+  await done(page, "Publish a bundle", { bundle });
+  await page.getByText("Latest roll-out").waitFor();
+  await done(page, "Roll-out that is under way", {}, "Take back");
+  await watching.close();
+}
+
+async function searchByKeyboard(page: Page): Promise<void> {
+  await page.goto(`${url}/fleet`);
+  const first = await page.locator("tbody th a").first().innerText();
+  await page.getByRole("searchbox").focus();
+  await page.keyboard.type(first);
+  await page.getByText("1 devices, 1 to 1 shown").waitFor();
+  await page.getByRole("searchbox").fill("nobody");
+  await page.getByText("No device fits.").waitFor();
+}
+
+async function switchTheme(page: Page): Promise<void> {
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.goto(`${url}/now`);
+  const background = () => page.evaluate("getComputedStyle(document.body).backgroundColor");
+  const light = await background();
+  await page.getByRole("button", { name: "Light or dark colours" }).click();
+  if ((await background()) === light) isWrong("the colour switch switches nothing");
+  await page.getByRole("button", { name: "Light or dark colours" }).click();
+  await page.evaluate("localStorage.clear()");
+}
+
+const browser = await chromium.launch({ executablePath: findChromium()!, args: ["--no-sandbox"] });
+try {
+  mkdirSync(folder, { recursive: true });
+  const page = await (await browser.newContext()).newPage();
+  page.setDefaultTimeout(10_000);
+  page.on("pageerror", (error) => isWrong(`${page.url()}: ${error.message}`));
+  page.on("console", (line) => { if (line.type() === "error") isWrong(`${page.url()}: ${line.text()}`); });
+  await signIn(page);
+  await searchByKeyboard(page);
+  await switchTheme(page);
+  if (bundle) await act(page);
+  for (const [name, address] of await pagesOf(page)) {
+    await page.goto(address);
+    for (const colorScheme of SCHEMES) {
+      await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+      for (const width of WIDTHS) {
+        await page.setViewportSize({ width, height: 900 });
+        const where = `${name} ${colorScheme} ${width}`;
+        for (const line of await violations(page)) isWrong(`${where}: ${line}`);
+        const wide = await page.evaluate("document.documentElement.scrollWidth");
+        if ((wide as number) > width) isWrong(`${where}: ${wide} pixels wide`);
+        if (bundle) continue;
+        await page.screenshot({ path: join(folder, `dashboard-${name}-${colorScheme}-${width}.png`), fullPage: true });
+      }
+    }
+    console.log(`seen: ${name}`);
+  }
+  if (bundle) await done(page, "Stop");
+} finally {
+  await browser.close();
+}
+process.exitCode = wrong.length > 0 ? 1 : 0;

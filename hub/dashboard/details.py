@@ -1,0 +1,173 @@
+"""What single pages read of a run folder when they are asked for: too much to hold in snapshots."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from protofleet.errors import InputError
+from protofleet.federation.records import StatisticRows, UpdateRecord
+from protofleet.hub.dashboard.reading import own_score
+from protofleet.tensors import TaskName
+from protofleet.units import median
+
+_record = msgspec.json.Decoder(UpdateRecord).decode
+_HISTORY = 500
+_MOST_BYTES = 32 << 20
+
+
+class DeviceRound(msgspec.Struct, frozen=True, kw_only=True):
+    """One invitation of a device and what came of it.
+
+    Attributes:
+        delivered: whether its update was taken; the fields after it are the update's.
+        counted_in: the round in which it counts.
+        bytes_up, bytes_down: at the device, in this round.
+    """
+
+    round_id: int
+    delivered: bool
+    counted_in: int = 0
+    num_examples: int = 0
+    loss: float | None = None
+    own_loss: float | None = None
+    score: float | None = None
+    train_step_ms: float | None = None
+    phases_s: dict[str, float] = {}
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's rounds in order, at most the last 500, and what its last model was scored by.
+
+    Attributes:
+        confusion: counts of its last update, rows true and columns predicted; None: not told.
+        outputs: names of the classes, targets or labels; empty: not told.
+    """
+
+    rounds: tuple[DeviceRound, ...] = ()
+    confusion: StatisticRows | None = None
+    outputs: tuple[str, ...] = ()
+
+
+class RoundTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When a round was opened, and wall seconds by phase of each update of its tasks.
+
+    Attributes:
+        seconds: from its opening to its commit; None: it is not committed.
+        phases_s: device → phases; empty: its update is not in.
+    """
+
+    round_id: int
+    opened_s: float
+    seconds: float | None
+    phases_s: dict[str, dict[str, float]]
+
+
+class _Outputs(msgspec.Struct):
+    outputs: tuple[str, ...] = ()
+
+
+def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
+    """A device's history from the ledger.
+
+    Raises:
+        InputError: the ledger cannot be read.
+    """
+    with _opened(folder) as db:
+        rows = db.execute(
+            "SELECT round_id, record, counted_in FROM members WHERE device_id = ?"
+            " ORDER BY round_id DESC LIMIT ?",
+            (device_id, _HISTORY),
+        ).fetchall()
+        paid = _paid(db, device_id)
+    found, confusion = [], None
+    for round_id, text, counted_in in reversed(rows):
+        up, down = paid.get(round_id, (0, 0))
+        if text is None:
+            one = DeviceRound(round_id=round_id, delivered=False, bytes_up=up, bytes_down=down)
+            found.append(one)
+            continue
+        record = _record(text)
+        confusion = record.evaluation.own if task == "classification" else None
+        found.append(
+            DeviceRound(
+                round_id=round_id,
+                delivered=True,
+                counted_in=counted_in,
+                num_examples=record.num_examples,
+                loss=record.loss,
+                own_loss=record.evaluation.own_loss,
+                score=own_score(task, record.evaluation),
+                train_step_ms=median(record.costs.train_step_ms),
+                phases_s=dict(record.costs.phases_s),
+                bytes_up=up,
+                bytes_down=down,
+            )
+        )
+    return DeviceHistory(rounds=tuple(found), confusion=confusion, outputs=_outputs(folder))
+
+
+def read_round(folder: Path, round_id: int) -> RoundTimes | None:
+    """When the members of a round did what; None: there is no such round.
+
+    Raises:
+        InputError: the ledger cannot be read.
+    """
+    with _opened(folder) as db:
+        row = db.execute(
+            "SELECT opened_s, seconds FROM rounds WHERE round_id = ?", (round_id,)
+        ).fetchone()
+        if row is None:
+            return None
+        members = db.execute(
+            "SELECT device_id, json_extract(record, '$.costs.phases_s') FROM members"
+            " WHERE round_id = ? ORDER BY device_id",
+            (round_id,),
+        ).fetchall()
+    return RoundTimes(
+        round_id=round_id,
+        opened_s=row[0],
+        seconds=row[1],
+        phases_s={
+            device_id: {} if text is None else msgspec.json.decode(text, type=dict[str, float])
+            for device_id, text in members
+        },
+    )
+
+
+def _paid(db: sqlite3.Connection, device_id: str) -> dict[int, tuple[int, int]]:
+    rows = db.execute(
+        "SELECT round_id, bytes_up, bytes_down FROM traffic WHERE device_id = ? ORDER BY round_id",
+        (device_id,),
+    )
+    paid, up, down = {}, 0, 0
+    for round_id, total_up, total_down in rows:
+        paid[round_id] = (max(0, total_up - up), max(0, total_down - down))
+        up, down = total_up, total_down
+    return paid
+
+
+def _outputs(folder: Path) -> tuple[str, ...]:
+    path = folder / "devices.json"
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return ()
+        return msgspec.json.decode(path.read_bytes(), type=_Outputs).outputs
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
+    path = folder / "ledger.sqlite"
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            yield db
+    except (sqlite3.Error, msgspec.DecodeError) as error:
+        raise InputError(f"run folder '{folder}': its ledger cannot be read ({error})") from error

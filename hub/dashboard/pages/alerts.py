@@ -1,0 +1,199 @@
+"""*Alerts*: what an operator should look at, each with what to do about it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from protofleet.broker.certificates import valid_until
+from protofleet.errors import ProtofleetError
+from protofleet.hub.dashboard.actions import read_standings
+from protofleet.hub.dashboard.pages import PageRequest
+from protofleet.hub.dashboard.records import LoggedEvent, RunSnapshot
+from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.units import byte_text, clock_text, duration_text
+
+_SHOWN = 20
+_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_EXPIRES_S = 30 * _DAY_S
+_DISK_SHARE, _DISK_BYTES = 0.05, 1e9
+_RISE = 1.1
+"""Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
+_LOOKED_BACK = 3
+_REFUSALS = ("device_refused", "update_rejected", "task_refused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One thing to look at.
+
+    Attributes:
+        level: ``problem`` or ``warning``.
+        what: in a line; ``remedy``: what to do.
+        devices: whom it is about, the first of them; ``more``: how many others.
+    """
+
+    level: str
+    what: str
+    remedy: str
+    devices: tuple[str, ...] = ()
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertsView:
+    """Attributes: problems first."""
+
+    alerts: tuple[Alert, ...]
+
+
+def details(watched: WatchedRun, _run: RunSnapshot, _query: Mapping[str, str]) -> tuple[Alert, ...]:
+    """What expires: certificates of the broker, and grants of devices."""
+    return tuple(_expiring(watched, time.time()))
+
+
+def view(asked: PageRequest) -> AlertsView:
+    """The page's content."""
+    found = [*alerts_of(asked.run, asked.now_s), *asked.details]
+    return AlertsView(alerts=tuple(sorted(found, key=lambda one: one.level)))
+
+
+def alerts_of(run: RunSnapshot, now_s: float) -> tuple[Alert, ...]:
+    """What the snapshot alone tells."""
+    return (*_of_run(run), *_of_devices(run), *_of_events(run, now_s), *_of_losses(run))
+
+
+def _of_run(run: RunSnapshot) -> Iterator[Alert]:
+    if run.operation == "down" and run.identity:
+        yield Alert(
+            level="problem",
+            what="no coordinator serves this run on this machine",
+            remedy="start it again: protofleet coordinator run FILE",
+        )
+    low = max(_DISK_SHARE * run.disk_bytes, _DISK_BYTES)
+    if run.disk_bytes and run.disk_free_bytes < low:
+        yield Alert(
+            level="problem",
+            what=f"the run folder's disk has {byte_text(run.disk_free_bytes)} left",
+            remedy="make room: nothing is admitted once it is full",
+        )
+    if run.current is not None and run.current.phase == "open" and run.current.attempt >= 2:
+        yield Alert(
+            level="warning",
+            what=f"round {run.round_id} was extended {run.current.attempt} times",
+            remedy="lower the quorum or raise the deadline, or see who is missing on the page Now",
+        )
+    rollout = run.rollout
+    if rollout is not None and rollout.state in ("paused", "taken_back") and rollout.reason:
+        yield Alert(
+            level="problem",
+            what=f"the roll-out of a bundle is {rollout.state.replace('_', ' ')}: {rollout.reason}",
+            remedy="see who failed: protofleet bundle status FILE",
+        )
+
+
+def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
+    remedies = {
+        "silent": ("warning", "is not heard of", "look after its power and its network"),
+        "offline": ("warning", "has lost its connection", "look after its power and its network"),
+        "refused": ("problem", "cannot take part", "its own page says why"),
+    }
+    for state, (level, what, remedy) in remedies.items():
+        names = [one.device_id for one in run.devices.values() if one.state == state]
+        if names:
+            counted = f"1 device {what}" if len(names) == 1 else f"{len(names)} devices: {what}"
+            shown, more = tuple(names[:_SHOWN]), max(0, len(names) - _SHOWN)
+            yield Alert(level=level, what=counted, remedy=remedy, devices=shown, more=more)
+
+
+def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
+    recent = [one for one in run.events if one.time_s > now_s - _HOUR_S]
+    refused = Counter(str(one.fields.get("rule", "")) for one in recent if one.event in _REFUSALS)
+    for rule, count in refused.most_common(8):
+        names = list(
+            dict.fromkeys(
+                one.device_id
+                for one in recent
+                if one.event in _REFUSALS and one.fields.get("rule") == rule
+            )
+        )
+        yield Alert(
+            level="warning",
+            what=f"refused in the last hour by the rule '{rule}': {count}",
+            remedy="the devices' own pages have the reasons",
+            devices=tuple(names[:_SHOWN]),
+            more=max(0, len(names) - _SHOWN),
+        )
+    if any(one.event == "another_coordinator" for one in recent):
+        yield Alert(
+            level="problem",
+            what="another coordinator announces this federation on the broker",
+            remedy="end one of the two",
+        )
+    last = _last(run.events, "connected", "disconnected")
+    if run.served and last is not None and last.event == "disconnected":
+        yield Alert(
+            level="problem",
+            what=f"no connection to the broker since {clock_text(last.time_s)}: {last.text}",
+            remedy="the coordinator tries again by itself; look after the broker",
+        )
+
+
+def _last(events: tuple[LoggedEvent, ...], *kinds: str) -> LoggedEvent | None:
+    return next((one for one in reversed(events) if one.event in kinds), None)
+
+
+def _of_losses(run: RunSnapshot) -> Iterator[Alert]:
+    losses = [one.scores.own_loss.mean for one in run.committed if one.scores.own_loss is not None]
+    last = losses[-_LOOKED_BACK:]
+    if len(last) == _LOOKED_BACK and last[0] < last[1] < last[2] and last[2] > _RISE * min(losses):
+        yield Alert(
+            level="warning",
+            what=f"the mean loss on own test parts rises: {last[0]:.4g}, {last[1]:.4g}, "
+            f"{last[2]:.4g}; it was {min(losses):.4g} at best",
+            remedy="lower the learning rate, or see whose losses rise on the page Fleet",
+        )
+
+
+def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
+    config = watched.config
+    if config is None:
+        return
+    places = [] if config.keys is None else [config.keys, config.keys / "broker"]
+    for path in (place / name for place in places for name in ("ca.pem", "server.pem")):
+        try:
+            until = valid_until(path.read_bytes()).timestamp()
+        except (OSError, ValueError):
+            continue
+        if until < now_s + _EXPIRES_S:
+            yield Alert(
+                level="problem" if until < now_s + _DAY_S else "warning",
+                what=f"certificate {path.name} of the broker {_ends(until, now_s)}",
+                remedy="protofleet broker renew",
+            )
+    try:
+        ending = [
+            one
+            for one in read_standings(watched)
+            if one.state == "enrolled" and one.until_s < now_s + _EXPIRES_S
+        ]
+    except ProtofleetError as error:
+        yield Alert(level="problem", what=str(error), remedy="restore the federation's folder")
+        return
+    if ending:
+        yield Alert(
+            level="warning",
+            what=f"{len(ending)} grants end soon, the first {_ends(ending[0].until_s, now_s)}",
+            remedy="give new keys: protofleet device rotate NAME",
+            devices=tuple(one.device_id for one in ending[:_SHOWN]),
+            more=max(0, len(ending) - _SHOWN),
+        )
+
+
+def _ends(until_s: float, now_s: float) -> str:
+    if until_s < now_s:
+        return f"has ended at {clock_text(until_s)}"
+    days = int((until_s - now_s) // _DAY_S)
+    return f"ends in {days} days" if days > 1 else f"ends in {duration_text(until_s - now_s)}"

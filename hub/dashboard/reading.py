@@ -1,0 +1,387 @@
+"""Reads a run folder while its coordinator writes into it: only what is new, and never a lock.
+
+The ledger is opened to read; SQLite gives a reader the last commit and keeps no writer waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protofleet.coordinator.control import Order, is_served, read_order
+from protofleet.coordinator.ledger import FORMAT
+from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
+from protofleet.coordinator.sightings import SightingsReader
+from protofleet.coordinator.status import operation_now
+from protofleet.errors import InputError
+from protofleet.federation.records import (
+    EvaluationRecord,
+    PrivacyRecord,
+    RoundRecord,
+    Scores,
+    UpdateRecord,
+)
+from protofleet.hub.dashboard.event_stream import EventStream
+from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.tasks import TASKS
+from protofleet.tensors import TaskName
+from protofleet.units import median
+
+_record = msgspec.json.Decoder(UpdateRecord).decode
+_numbers = msgspec.json.Decoder(dict[str, float]).decode
+_DISK_EVERY_S = 10.0
+
+
+class RunReader:
+    """Makes snapshots of one run.
+
+    Args:
+        key: names it in addresses.
+        folder: its run folder; it may be made later.
+        name: of its federation, until its ledger tells.
+        rounds: how many it is to have, until its events tell.
+    """
+
+    def __init__(self, key: str, folder: Path, name: str = "", rounds: int = 0) -> None:
+        self._key, self._folder, self._name, self._rounds = key, folder, name, rounds
+        self._sightings = SightingsReader(folder)
+        self._stream = EventStream(folder)
+        self._ledger = _LedgerReader(folder / "ledger.sqlite")
+        self._found: RunSnapshot | None = None
+        self._seen = ("", False)
+        self._disk, self._disk_read_s = (0, 0), float("-inf")
+
+    def read(self) -> RunSnapshot:
+        """The run as it is now, the same object while nothing has changed.
+
+        Of a folder that cannot be read the snapshot says why.
+        """
+        trouble, news = "", False
+        try:
+            news = self._ledger.read()
+            news = self._stream.read() or news
+            with suppress(sqlite3.Error):  # not whole yet, or being made anew
+                news = self._sightings.read() or news
+        except (OSError, sqlite3.Error, msgspec.DecodeError, InputError, UnicodeDecodeError) as bad:
+            trouble = f"run folder '{self._folder}': {bad}"
+        self._read_disk()
+        now = (trouble, is_served(self._folder))
+        if self._found is None or news or now != self._seen:
+            self._seen = now
+            self._found = self._snapshot(*now)
+        return self._found
+
+    def _read_disk(self) -> None:
+        now = time.monotonic()
+        if now < self._disk_read_s + _DISK_EVERY_S:
+            return
+        self._disk_read_s = now
+        with suppress(OSError):
+            found = shutil.disk_usage(self._folder)
+            self._disk = (found.free, found.total)
+
+    def _snapshot(self, trouble: str, served: bool) -> RunSnapshot:  # noqa: FBT001 - as seen
+        ledger, stream = self._ledger, self._stream
+        rounds = max(self._rounds, stream.rounds, ledger.order.rounds)
+        waiting = stream.waiting
+        counts = {} if waiting is None else waiting.fields
+        return RunSnapshot(
+            key=self._key,
+            name=ledger.identity.get("federation", self._name) or self._folder.name,
+            folder=str(self._folder),
+            read_s=time.time(),
+            operation=operation_now(ledger.phase(rounds), ledger.order.wish, served=served),
+            served=served,
+            identity=dict(ledger.identity),
+            task=ledger.task,
+            rounds=rounds,
+            committed=tuple(ledger.committed),
+            current=self._current(),
+            needed=counts.get("needed"),
+            live=counts.get("live"),
+            devices=self._merged(),
+            events=tuple(stream.events),
+            event_counts=dict(stream.counts),
+            joining=ledger.joining,
+            update_times={key: dict(value) for key, value in stream.update_times.items()},
+            rollout=ledger.rollout,
+            rollout_devices=ledger.rollout_devices,
+            disk_free_bytes=self._disk[0],
+            disk_bytes=self._disk[1],
+            trouble=trouble,
+        )
+
+    def _current(self) -> CurrentRound | None:
+        found = self._ledger.current
+        if found is None:
+            return None
+        return msgspec.structs.replace(found, deadline_s=self._stream.deadlines.get(found.round_id))
+
+    def _merged(self) -> dict[str, DeviceView]:
+        """All devices, each from everything that tells of it."""
+        ledger, seen, against = self._ledger, self._sightings.known, self._stream.against
+        names = {*ledger.updates, *seen, *ledger.invited, *ledger.refused}
+        return {name: self._device(name, against) for name in sorted(names)}
+
+    def _device(self, name: str, against: dict[str, tuple[str, str]]) -> DeviceView:
+        ledger = self._ledger
+        known = ledger.updates.get(name) or DeviceView(device_id=name)
+        up, down, rss = ledger.totals.get(name, (0, 0, 0))
+        rule, reason = ledger.refused.get(name) or against.get(name, ("", ""))
+        changed: dict[str, Any] = {
+            "bytes_up": up,
+            "bytes_down": down,
+            "peak_rss_bytes": max(rss, known.peak_rss_bytes),
+            "rule": rule,
+            "reason": reason,
+        }
+        seen = self._sightings.known.get(name)
+        if seen is not None:
+            changed |= {
+                "state": seen.state,
+                "since_s": seen.since_s,
+                "heard_s": seen.heard_s,
+                "conditions": seen.conditions,
+                "bundle": seen.bundle,
+                "phase": seen.phase,
+                "phase_since_s": seen.phase_since_s,
+                "phase_round": seen.round_id,
+                "bytes_up": max(up, seen.bytes_up),
+                "bytes_down": max(down, seen.bytes_down),
+                "peak_rss_bytes": max(changed["peak_rss_bytes"], seen.peak_rss_bytes),
+            }
+        elif name in ledger.refused:
+            changed["state"] = "refused"
+        return msgspec.structs.replace(known, **changed)
+
+
+class _LedgerReader:
+    """What the ledger says, read on with every commit.
+
+    Attributes:
+        updates: device → what its updates say of it.
+        invited: devices that were ever invited.
+        totals: device → bytes up, bytes down, peak memory.
+        joining: bytes up and down that devices paid before their first round.
+        refused: device → rule and reason.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._file = self._version = -1
+        self._forget()
+
+    def _forget(self) -> None:
+        self.identity: dict[str, str] = {}
+        self.committed: list[RoundRecord] = []
+        self.current: CurrentRound | None = None
+        self.order = Order()
+        self.updates: dict[str, DeviceView] = {}
+        self.invited: set[str] = set()
+        self.totals: dict[str, tuple[int, int, int]] = {}
+        self.refused: dict[str, tuple[str, str]] = {}
+        self.rollout: Rollout | None = None
+        self.rollout_devices: tuple[RolloutDevice, ...] = ()
+        self.task: TaskName = "classification"
+        self.joining = (0, 0)
+        self._admitted = self._invited_row = 0
+
+    def phase(self, rounds: int) -> str:
+        """``waiting``, ``open``, ``closing`` or ``finished``."""
+        if self.current is None:
+            return "waiting"
+        if self.current.phase != "committed":
+            return self.current.phase
+        fits = DESCRIPTIONS.get(self.identity.get("strategy", ""))
+        enough = rounds and self.current.round_id >= rounds and not (fits and fits.final_fit)
+        return "finished" if self.current.final or enough else "waiting"
+
+    def read(self) -> bool:
+        """Read on; whether there was news.
+
+        Raises:
+            InputError: another version has written it.
+            sqlite3.Error: it cannot be read.
+        """
+        db = self._opened()
+        if db is None:
+            return False
+        version = db.execute("PRAGMA data_version").fetchone()[0]
+        if version == self._version:
+            return False
+        db.execute("BEGIN")  # one state of the ledger, however many queries
+        try:
+            self._read_all(db)
+        finally:
+            db.execute("ROLLBACK")
+        self._version = version
+        return True
+
+    def _opened(self) -> sqlite3.Connection | None:
+        try:
+            file = os.stat(self._path).st_ino  # noqa: PTH116 - one call, every second
+        except FileNotFoundError:
+            return self._db
+        if file != self._file:  # new, or restored from a backup
+            if self._db is not None:
+                self._db.close()
+            self._forget()
+            self._db = sqlite3.connect(
+                f"file:{self._path}?mode=ro",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,  # one thread at a time
+            )
+            self._file, self._version = file, -1
+        return self._db
+
+    def _read_all(self, db: sqlite3.Connection) -> None:
+        self.identity = dict(db.execute("SELECT key, value FROM meta"))
+        found = self.identity.get("format", str(FORMAT))
+        if found != str(FORMAT):
+            raise InputError(f"its ledger has format {found}, this version reads {FORMAT}")
+        self.order = read_order(db)
+        before = len(self.committed)
+        self._read_committed(db)
+        self._read_updates(db)
+        self._read_current(db)
+        if before != len(self.committed) or not self.totals:
+            self._read_totals(db)
+        refusals = db.execute("SELECT device_id, rule, reason FROM refusals")
+        self.refused = {device_id: (rule, reason) for device_id, rule, reason in refusals}
+        rows = RolloutRows(db)
+        self.rollout = rows.latest()
+        self.rollout_devices = () if self.rollout is None else tuple(rows.devices(self.rollout.id))
+
+    def _read_committed(self, db: sqlite3.Connection) -> None:
+        last = self.committed[-1].round_id if self.committed else 0
+        rows = db.execute(
+            "SELECT round_id, final, seconds, scores, update_norms, figures,"
+            " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
+            " (SELECT avg(counted_in - members.round_id) FROM members"
+            " WHERE counted_in = rounds.round_id)"
+            " FROM rounds LEFT JOIN privacy USING (round_id)"
+            " WHERE phase = 'committed' AND round_id > ? ORDER BY round_id",
+            (last,),
+        )
+        for round_id, final, seconds, scores, norms, figures, count, privacy, staleness in rows:
+            self.committed.append(
+                RoundRecord(
+                    round_id=round_id,
+                    final=bool(final),
+                    seconds=seconds,
+                    participants=count,
+                    bytes_up=0,
+                    bytes_down=0,
+                    scores=msgspec.json.decode(scores, type=Scores),
+                    update_norms=_numbers(norms),
+                    figures=_numbers(figures),
+                    privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
+                    staleness=staleness or 0.0,
+                )
+            )
+        if self.committed:
+            self.task = self.committed[-1].scores.task
+
+    def _read_updates(self, db: sqlite3.Connection) -> None:
+        rows = db.execute(
+            "SELECT admitted, device_id, round_id, record FROM members"
+            " WHERE admitted > ? ORDER BY admitted",
+            (self._admitted,),
+        )
+        latest: dict[str, tuple[int, str]] = {}
+        counts: Counter[str] = Counter()
+        for admitted, device_id, round_id, text in rows:
+            self._admitted = admitted
+            counts[device_id] += 1
+            latest[device_id] = (round_id, text)
+        for device_id, (round_id, text) in latest.items():
+            record = _record(text)
+            known = self.updates.get(device_id) or DeviceView(device_id=device_id)
+            self.updates[device_id] = msgspec.structs.replace(
+                known,
+                last_round=round_id,
+                rounds=known.rounds + counts[device_id],
+                num_examples=record.num_examples,
+                loss=record.loss,
+                score=own_score(self.task, record.evaluation),
+                train_step_ms=median(record.costs.train_step_ms),
+                infer_ms=median(record.costs.infer_ms),
+                phases_s=dict(record.costs.phases_s),
+                peak_rss_bytes=max(known.peak_rss_bytes, record.costs.peak_rss_bytes),
+            )
+
+    def _read_current(self, db: sqlite3.Connection) -> None:
+        row = db.execute(
+            "SELECT round_id, phase, final, size, attempt, opened_s FROM rounds"
+            " ORDER BY round_id DESC LIMIT 1"
+        ).fetchone()
+        if row is None:
+            self.current = None
+            return
+        round_id, phase, final, size, attempt, opened_s = row
+        members = db.execute(
+            "SELECT device_id FROM members WHERE round_id = ? ORDER BY device_id", (round_id,)
+        )
+        delivered = db.execute("SELECT device_id FROM members WHERE counted_in = ?", (round_id,))
+        self.current = CurrentRound(
+            round_id=round_id,
+            phase=phase,
+            final=bool(final),
+            size=size,
+            attempt=attempt,
+            opened_s=opened_s,
+            cohort=tuple(device_id for (device_id,) in members),
+            delivered=frozenset(device_id for (device_id,) in delivered),
+        )
+        invited = db.execute(
+            "SELECT rowid, device_id FROM members WHERE rowid > ?", (self._invited_row,)
+        )
+        for rowid, device_id in invited:
+            self._invited_row = max(rowid, self._invited_row)
+            self.invited.add(device_id)
+
+    def _read_totals(self, db: sqlite3.Connection) -> None:
+        rows = db.execute(
+            "SELECT device_id, max(bytes_up), max(bytes_down), max(peak_rss_bytes)"
+            " FROM traffic GROUP BY device_id"
+        )
+        self.totals = {device_id: (up, down, rss) for device_id, up, down, rss in rows}
+        # A row has totals up to its round: a round's are the difference to the device's row before.
+        grown = db.execute(
+            "SELECT round_id, sum(max(up, 0)), sum(max(down, 0)) FROM (SELECT round_id,"
+            " bytes_up - lag(bytes_up, 1, 0) OVER device AS up,"
+            " bytes_down - lag(bytes_down, 1, 0) OVER device AS down FROM traffic"
+            " WINDOW device AS (PARTITION BY device_id ORDER BY round_id)) GROUP BY round_id"
+        )
+        paid = {round_id: (up, down) for round_id, up, down in grown}
+        self.joining = paid.get(0, (0, 0))
+        self.committed = [
+            msgspec.structs.replace(one, bytes_up=up, bytes_down=down)
+            for one in self.committed
+            for up, down in [paid.get(one.round_id, (0, 0))]
+        ]
+
+
+def own_score(task: TaskName, evaluation: EvaluationRecord) -> float | None:
+    """The task's headline score of a device's model on its own test part; None: not defined."""
+    rows = evaluation.own
+    if rows is None or not rows:
+        return None
+    learning = TASKS[task]
+    try:
+        value = learning.score(np.asarray(rows, np.float64))[learning.headline]
+    except (IndexError, KeyError, ValueError):
+        return None  # of another task, before the first committed round tells which it is
+    return None if np.isnan(value) else float(value)

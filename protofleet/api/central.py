@@ -1,0 +1,292 @@
+"""The central half: training before the export, and the export itself.
+
+This is the only module of the API that needs the extra ``export``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from protofleet.bundle import keys
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.bundle.rules import check_preprocessing
+from protofleet.datasets.arrays import check_tokens, to_examples, to_labels, to_targets
+from protofleet.errors import InputError, RefusedError
+from protofleet.export import checks
+from protofleet.export.build import BundleSpec, ExportReport, example_of, export_bundle
+from protofleet.export.classifier.prepare import Wishes
+from protofleet.export.formats import Format
+from protofleet.export.methods import choose_methods
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.pretraining import training
+from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
+from protofleet.export.pretraining.training import TrainOptions, TrainProgress, TrainResult
+from protofleet.export.tokens import find_tokens, table_rows, takes_tokens
+from protofleet.strategies.tasks import TASKS
+from protofleet.tensors import TaskName
+
+_log = logging.getLogger(__name__)
+
+Tell = Callable[[str], None]
+"""Takes what a person should know, in a line."""
+
+
+def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
+    model: nn.Module,
+    x: ArrayLike,
+    y: ArrayLike | None = None,
+    *,
+    folder: Path | str,
+    task: TaskName = "classification",
+    loss: str | None = None,
+    classes: Sequence[str] = (),
+    targets: Sequence[str] = (),
+    epochs: int = 20,
+    lr: float = 5e-4,
+    batch_size: int = 64,
+    validation: float = 0.1,
+    seed: int = 1,
+    provenance: Mapping[str, str] | None = None,
+    resume: bool = False,
+    allow_probabilities: bool = False,
+    on_progress: Callable[[TrainProgress], None] = lambda _: None,
+    tell: Tell = _log.info,
+) -> TrainResult:
+    """Train a model centrally, before it is exported.
+
+    Args:
+        model: any module of one input; afterwards it has the values of the best epoch.
+        x: examples, ``(n, …)`` numbers, preprocessed.
+        y: class numbers ``(n,)`` from 0, or targets ``(n, T)``; None: a masked autoencoder is
+            trained, which looks at ``x`` alone and suits HART.
+        folder: of the run: the best model (``model.safetensors``) and where it stands.
+        task: what the outputs are: ``classification``, ``regression`` or ``multilabel``.
+        loss: of the task; None: its default.
+        classes: names, in the order of the outputs; empty: numbers.
+        targets: the same where the task has no classes.
+        epochs: passes over the training part.
+        lr: learning rate of Adam.
+        batch_size: examples per step.
+        validation: share of the examples held out, which decides on the best epoch; 0 for none.
+        seed: of the split, the order, masks and dropout.
+        provenance: what else the checkpoint says, by key.
+        resume: go on after the last finished epoch in ``folder``.
+        allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
+        on_progress: told after every step.
+        tell: told what was found out about the model.
+
+    Returns:
+        The checkpoint, its epoch, validation loss and accuracy.
+
+    Raises:
+        InputError: model, examples and labels do not fit together, ``folder`` holds another run, or
+            the loss is no longer finite.
+    """
+    place = Path(folder)
+    chosen = TrainOptions(
+        epochs=epochs, lr=lr, batch_size=batch_size, validation=validation, seed=seed
+    )
+    if (place / training.STATE_FILE).exists() and not resume:
+        raise InputError(f"'{place}' holds a run: go on with resume, or choose another folder")
+    checks.check_tensors(model)
+    arrays = {"x": _examples(model, x, tell)}
+    known = dict(provenance or {})
+    if y is None:
+        trained = training.masked(model, torch.from_numpy(arrays["x"][:1]))
+    else:
+        arrays["y"], names = _labels(y, task, classes, targets)
+        expected, example = checks.expected_output(task, names), torch.from_numpy(arrays["x"][:2])
+        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
+        trained = training.supervised(model, OBJECTIVES[TASKS[task].chosen_loss(loss)])
+        kind = "classes" if task == "classification" else "targets"
+        known |= {"task": task, kind: json.dumps(names)}
+    data = {key: torch.from_numpy(values) for key, values in arrays.items()}
+    result = training.train(
+        trained,
+        data,
+        chosen,
+        folder=place,
+        provenance=known,
+        resume=resume,
+        on_progress=on_progress,
+    )
+    fill(model, load_checkpoint(result.checkpoint)[0])
+    return result
+
+
+def _examples(model: nn.Module, x: ArrayLike, tell: Tell) -> NDArray[Any]:
+    """As float32, or int64 where the model takes tokens."""
+    examples = np.ascontiguousarray(to_examples(np.asarray(x), "x"))
+    shape = examples.shape[1:]
+    if not takes_tokens(model, shape):
+        return examples
+    tokens = table_rows(model, shape)
+    check_tokens("data: x", examples, tokens)
+    known = "" if tokens is None else f": {tokens} tokens, from 0"
+    tell(f"the model takes int64 examples{known}")
+    return examples.astype(np.int64)
+
+
+def _labels(
+    y: ArrayLike, task: TaskName, classes: Sequence[str], targets: Sequence[str]
+) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """True values as the task has them, and the names of the outputs."""
+    given = np.asarray(y)
+    if task == "classification":
+        labels = to_labels(given, "y", classes or None)
+        count = int(labels.max(initial=-1)) + 1
+        return np.ascontiguousarray(labels), tuple(classes) or tuple(map(str, range(count)))
+    values = to_targets(given, "y", targets or None)
+    TASKS[task].check_labels("y", values, values.shape[1])
+    return np.ascontiguousarray(values), tuple(targets) or tuple(map(str, range(values.shape[1])))
+
+
+def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
+    model: nn.Module,
+    out: Path | str,
+    *,
+    input_shape: Sequence[int] | None = None,
+    preprocessing: Preprocessing | None = None,
+    strategy: str | Sequence[str] = "fedavg",
+    settings: Mapping[str, Any] | None = None,
+    task: TaskName = "classification",
+    loss: str | None = None,
+    classes: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    tokens: int | None = None,
+    head: str | None = None,
+    head_kind: str | None = None,
+    align: Mapping[str, int] | None = None,
+    objectives: Sequence[str] = (),
+    formats: Sequence[Format] | None = None,
+    key: Path | str | None = None,
+    sequence: int = 0,
+    replaces_up_to: int = 0,
+    provenance: Mapping[str, str] | None = None,
+    allow_probabilities: bool = False,
+    tell: Tell = _log.info,
+) -> ExportReport:
+    """Compile a model to programs, compare each with PyTorch, and write a signed bundle.
+
+    Args:
+        model: any module of one input; its values become the bundle's. It may be changed in place
+            as ``head_kind``, ``align`` and the strategies ask for.
+        out: ``*.pfb`` for a single file, else a folder.
+        input_shape: of one example, such as ``(128, 6)``; needed without ``preprocessing``.
+        preprocessing: shape and, for sensors, rate, window, channels, mean and std.
+        strategy: name, or several: the bundle names the first and serves all; ``all`` stands for
+            every one that can run on the model as it is.
+        settings: of the first strategy, the bundle's defaults.
+        task: what the outputs are: ``classification``, ``regression`` or ``multilabel``.
+        loss: of the task; None: its default.
+        classes: names in the order of the outputs; None: numbers.
+        targets: the same where the task has no classes.
+        tokens: examples are int64 numbers below this; None: found where the model needs them.
+        head: name of the module that takes the features; None: found.
+        head_kind: ``prototypes`` or ``cosine``: what replaces the head; None: it stays.
+        align: prototypes of an alignment layer behind modules, by their names or patterns.
+        objectives: training programs beside those that the strategies need.
+        formats: ``onnx``, ``tflite``; None: both, or the one that can be written.
+        key: PEM file of the signing key; None: this user's own, made at the first use.
+        sequence: number of the bundle among the signer's.
+        replaces_up_to: devices may go back to it from any up to this number.
+        provenance: free text by key.
+        allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
+        tell: told what was found out about the model, and which strategies are left out and why.
+
+    Returns:
+        The bundle's path and digest, and how far each program agrees with PyTorch.
+
+    Raises:
+        InputError: the model, a strategy, a setting or a name does not fit.
+        ExportError: a program could not be made or differs from PyTorch; nothing is written.
+    """
+    given = [strategy] if isinstance(strategy, str) else list(strategy)
+    place = Path(out)
+    signing = keys.load_signing_key(Path(key)) if key else keys.load_or_create_signing_key()
+    prepared = _with_tokens(model, _preprocessing(input_shape, preprocessing), tokens, tell)
+    chosen_loss = TASKS[task].chosen_loss(loss)
+    expected, example = checks.expected_output(task), example_of(prepared, 2)
+    output = checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
+    names = _names(task, classes, targets, int(output.shape[1]))
+    spec = BundleSpec(
+        name=place.stem,
+        strategy=given[0],
+        settings=settings or {},
+        objectives=tuple(objectives),
+        task=task,
+        classes=names if task == "classification" else (),
+        targets=() if task == "classification" else names,
+        preprocessing=prepared,
+        formats=None if formats is None else tuple(formats),
+        provenance=provenance or {},
+        allow_probabilities=allow_probabilities,
+        sequence=sequence,
+        replaces_up_to=replaces_up_to,
+    )
+    wishes = Wishes(strategies=given, head=head, head_kind=head_kind, align=align or {})
+    chosen = choose_methods(model, spec, wishes, loss=chosen_loss)
+    for note in chosen.notes:
+        tell(note)
+    for name, reason in chosen.left_out.items():
+        why = reason.removeprefix(f"strategy '{name}': ")
+        tell(f"left out, strategy {name}: {why}")
+    return export_bundle(model, chosen.spec, out=place, key=signing)
+
+
+def _preprocessing(
+    input_shape: Sequence[int] | None, preprocessing: Preprocessing | None
+) -> Preprocessing:
+    if (input_shape is None) == (preprocessing is None):
+        raise InputError(
+            "export_model: expected either input_shape, the shape of one example as in (128, 6), "
+            f"or preprocessing, got {'neither' if input_shape is None else 'both'}"
+        )
+    if preprocessing is not None:
+        return preprocessing
+    try:
+        found = Preprocessing(input_shape=tuple(int(size) for size in input_shape or ()))
+        check_preprocessing(found)
+    except (TypeError, ValueError, RefusedError) as error:
+        raise InputError(
+            f"input_shape: expected sizes like (128, 6), got {input_shape!r}"
+        ) from error
+    return found
+
+
+def _with_tokens(
+    model: nn.Module, prepared: Preprocessing, given: int | None, tell: Tell
+) -> Preprocessing:
+    """With the number of tokens that was given, that is said, or that the model needs."""
+    tokens = given or prepared.tokens
+    if tokens is None:
+        checks.check_tensors(model)
+        tokens = find_tokens(model, prepared.input_shape)
+        if tokens is not None:
+            tell(f"the model takes int64 examples: {tokens} tokens, from 0")
+    elif (rows := table_rows(model, prepared.input_shape)) is not None and tokens > rows:
+        raise InputError(f"tokens: expected at most {rows}, the rows of its table, got {tokens}")
+    return msgspec.structs.replace(prepared, tokens=tokens)
+
+
+def _names(
+    task: TaskName, classes: Sequence[str] | None, targets: Sequence[str] | None, count: int
+) -> tuple[str, ...]:
+    """Names of the outputs: those of the task's kind, else numbers."""
+    kinds = {"classes": classes, "targets": targets}
+    kind, other = ("classes", "targets") if task == "classification" else ("targets", "classes")
+    if kinds[other] is not None:
+        raise InputError(
+            f"{other}: task {task} has {kind}, name them as {kind}, got {list(kinds[other] or ())}"
+        )
+    return tuple(kinds[kind] or map(str, range(count)))

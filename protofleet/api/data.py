@@ -1,0 +1,121 @@
+"""Data: published sets by name, one's own arrays, and their division among clients."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protofleet.datasets import DeviceData, catalogue, load_device_data
+from protofleet.datasets.federate import Dirichlet, Iid, Natural, Partition, Stratified, federate
+from protofleet.datasets.joining import taken
+from protofleet.datasets.partition import stratified_split
+from protofleet.datasets.pool import Pool
+from protofleet.errors import InputError
+
+
+def load_dataset(name: str, *, root: Path | str | None = None, **options: Any) -> Pool:
+    """Load a published data set.
+
+    Args:
+        name: ``digits``, which comes with scikit-learn, or one of ``docs/data.md``: ``ucihar``,
+            ``wisdm``, ``mnist``, ``cifar10``, …
+        root: folder with a folder for each data set; None: ``$PROTOFLEET_DATA``, else the working
+            folder.
+        options: of the loader, such as the window or the size of images.
+
+    Returns:
+        All examples, with their owners where the data have some.
+
+    Raises:
+        InputError: unknown name or option, or a file that is not as published.
+        MissingDataError: a file is not there; the message says what to put where.
+    """
+    place = os.environ.get("PROTOFLEET_DATA", ".") if root is None else root
+    return catalogue.load(name, Path(place), options)
+
+
+def load_npz(path: Path | str) -> DeviceData:
+    """Load one client's own data from an ``.npz`` file.
+
+    Args:
+        path: of a file with ``x_train``, ``y_train``, ``x_test``, ``y_test`` and ``classes`` (or
+            ``targets``), as ``DeviceData.save`` writes it.
+
+    Returns:
+        The client's train and test part.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
+    """
+    return load_device_data(Path(path))
+
+
+def hold_out(pool: Pool, fraction: float, *, seed: int = 0) -> tuple[Pool, Pool]:
+    """Cut a share off, such as the part that a central training may see.
+
+    Args:
+        pool: all examples.
+        fraction: of each class, above 0 and below 1.
+        seed: of the choice.
+
+    Returns:
+        What is left, and the share.
+
+    Raises:
+        InputError: a fraction out of range.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"hold_out: expected a fraction above 0 and below 1, got {fraction}")
+    rng = np.random.default_rng(seed)
+    _, rows = stratified_split(pool.y, test_fraction=fraction, rng=rng)
+    chosen = np.zeros(len(pool.y), bool)
+    chosen[rows] = True
+    return taken(pool, ~chosen), taken(pool, chosen)
+
+
+def split(
+    pool: Pool,
+    clients: int | None = None,
+    *,
+    alpha: float | None = None,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+) -> dict[str, DeviceData]:
+    """Divide examples among clients, and each client's into a train and a test part.
+
+    Args:
+        pool: all examples.
+        clients: how many; None: each owner in the data is one.
+        alpha: classes are drawn for each client from Dirichlet(alpha) (arXiv:1909.06335): the
+            smaller, the more clients differ; None: everybody gets the same mixture.
+        test_fraction: share of each client's examples of each class that tests.
+        seed: of the division.
+
+    Returns:
+        Each client's data by its name.
+
+    Raises:
+        InputError: no owners, a number out of range, or a client that is left without examples.
+    """
+    _check("clients, at least 1", clients, good=clients is None or clients >= 1)
+    _check("alpha, above 0", alpha, good=alpha is None or alpha > 0)
+    _check("test_fraction, above 0 and below 1", test_fraction, good=0 < test_fraction < 1)
+    cut = Stratified(test_fraction=test_fraction)
+    return federate(pool, _partition(clients, alpha), cut, seed=seed)
+
+
+def _check(what: str, value: object, *, good: bool) -> None:
+    if not good:
+        raise InputError(f"split: expected {what}, got {value}")
+
+
+def _partition(clients: int | None, alpha: float | None) -> Partition:
+    if clients is None:
+        if alpha is not None:
+            raise InputError("split: alpha divides among a number of clients; give clients, too")
+        return Natural()
+    return Iid(clients=clients) if alpha is None else Dirichlet(clients=clients, alpha=alpha)

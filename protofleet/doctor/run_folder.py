@@ -1,0 +1,26 @@
+"""A coordinator's run folder, without its federation file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protofleet.coordinator.control import is_served
+from protofleet.coordinator.status import check_ledger, read_identity
+from protofleet.doctor.machine import behind
+from protofleet.doctor.observations import Check, Observation, ok
+from protofleet.doctor.subjects import RunSubject
+from protofleet.private_files import check_private_folder
+
+
+def examine_ledger(subject: RunSubject) -> Iterator[Observation]:
+    """Of a coordinator that may be running."""
+    check_private_folder(subject.path, "run folder")
+    check_ledger(subject.path)
+    identity = read_identity(subject.path)
+    served = "a coordinator serves it" if is_served(subject.path) else "no coordinator serves it"
+    yield ok(f"ledger of federation '{identity.get('federation', '?')}' is whole; {served}")
+    written = (subject.path / "ledger.sqlite").stat().st_mtime
+    yield from behind("the run's ledger was written", written)
+
+
+CHECKS = (Check("run.ledger", examine_ledger),)

@@ -1,0 +1,57 @@
+"""Which extra of this package brings a third-party module."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# What to install for a third-party module that a command did not find.
+EXTRAS = {
+    "ai_edge_litert": "litert",
+    "ai_edge_quantizer": "export",
+    "amqtt": "fleet",
+    "cv2": "faces",
+    "dp_accounting": "privacy",
+    "flatbuffers": "export",
+    "google": "edge",  # protobuf
+    "jinja2": "coordinator",
+    "matplotlib": "coordinator",
+    "networkx": "export",
+    "numba": "edge",
+    "onnx": "export",
+    "onnxruntime": "edge",
+    "onnxruntime_extensions": "edge",
+    "onnxscript": "export",
+    "paho": "edge",
+    "PIL": "images",
+    "prometheus_client": "hub",
+    "ray": "ray",
+    "rich": "coordinator",
+    "scipy": "coordinator",
+    "segno": "coordinator",
+    "sklearn": "export",
+    "starlette": "hub",
+    "tomli_w": "fleet",
+    "torch": "export",
+    "uvicorn": "hub",
+    "wsproto": "hub",
+}
+
+
+class MissingModule(NamedTuple):
+    """What is not installed, and the command that installs it."""
+
+    text: str
+    remedy: str
+
+
+def missing_module(error: ImportError) -> MissingModule | None:
+    """What an import lacked, if an extra brings it; None for any other module."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package, _, inner = error.name.partition(".")
+    # A part of a package that is there is no matter of extras; of `google` many have a part.
+    if package not in EXTRAS or (inner and error.name != "google.protobuf"):
+        return None
+    return MissingModule(
+        f"module '{error.name}' is not installed", f"pip install 'protofleet[{EXTRAS[package]}]'"
+    )

@@ -1,0 +1,110 @@
+"""A federation in this process and over MQTT: the same scores, the same models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import protofleet
+from protofleet.errors import InputError, RefusedError
+
+_SETTINGS = {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.01}}
+
+pytestmark = pytest.mark.slow(seconds=4)
+
+
+@pytest.fixture(scope="module")
+def federation(bundle, clients, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation") / "run"
+    return protofleet.Federation(bundle, clients, rounds=3, settings=_SETTINGS, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def results(federation):
+    return federation.run()
+
+
+def _params(model):
+    return {name: value.copy() for name, value in model.model.network.params.items()}
+
+
+def test_it_runs_here_and_leaves_scores_and_models(federation, results, clients):
+    assert [one.round_id for one in results.rounds] == [1, 2, 3]
+    own = results.last.personalisation["accuracy"]
+    models = {name: results.personal(name) for name in clients}
+    scores = [models[name].score(data).scores["accuracy"] for name, data in clients.items()]
+    assert own.mean == pytest.approx(np.mean(scores))
+    everybody = [results.model.score(data).scores["accuracy"] for data in clients.values()]
+    assert results.last.global_["accuracy"].mean == pytest.approx(np.mean(everybody))
+    assert results.model.round_id == 3
+    assert results.folder == federation.folder
+
+
+def test_finished_it_is_read_and_not_run_again(federation, results):
+    told = []
+    assert federation.run(watch=told.append) == results == protofleet.read_results(results.folder)
+    assert told == []
+
+
+@pytest.mark.mosquitto
+def test_over_mqtt_it_gives_the_same_bits(federation, results, tmp_path, clients):
+    told = []
+    found = replace(federation, folder=tmp_path / "run").run("mqtt", watch=told.append)
+    assert [one.round_id for one in told] == [1, 2, 3]
+    assert found.last == results.last
+    for mine, theirs in (
+        (found.model, results.model),
+        *((found.personal(name), results.personal(name)) for name in clients),
+    ):
+        np.testing.assert_equal(_params(mine), _params(theirs))
+    assert {device.id for device in found.devices} == set(clients)
+
+
+def test_files_of_data_do_as_well(federation, results, clients, tmp_path):
+    files = {}
+    for name, data in clients.items():
+        files[name] = tmp_path / f"{name}.npz"
+        data.save(files[name])
+    found = replace(federation, clients=files, folder=tmp_path / "run").run(workers=1)
+    assert found.last == results.last
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seed": 1}, {"rounds": 4}, {"strategy": "local"}, {"codec": {"up": "fp16"}}]
+)
+def test_a_folder_is_of_one_run(federation, results, changes):
+    before = (results.folder / "result.json").read_bytes()
+    with pytest.raises(InputError, match="holds a run with other data or settings; choose another"):
+        replace(federation, **changes).run()
+    assert (results.folder / "result.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": {}}, "at least one client"),
+        ({"clients": {"a/b": "x.npz"}}, "client 'a/b': expected 1 to 64 characters"),
+        ({"rounds": 0}, "at least one round"),
+        ({"codec": {"upp": "int8"}}, "federation, codec: .*unknown field `upp`; see docs"),
+        ({"schedule": {"kind": "buffered"}}, "federation, schedule: .*at least 1 with a buffered"),
+        ({"bundle": "nowhere.pfb"}, "bundle 'nowhere.pfb': no such file"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(federation, changes, message):
+    with pytest.raises(InputError, match=message):
+        replace(federation, **changes)
+
+
+def test_a_foreign_signer_is_refused(federation):
+    with pytest.raises(RefusedError, match="which is not trusted"):
+        replace(federation, trusted=[bytes(32)])
+
+
+def test_what_one_engine_cannot_do_names_the_other(federation, tmp_path):
+    late = replace(federation, schedule={"kind": "buffered", "buffer": 2}, folder=tmp_path)
+    with pytest.raises(InputError, match="mqtt"):
+        late.run()
+    with pytest.raises(InputError, match="engine 'local' or 'mqtt', got 'ray'"):
+        late.run("ray")

@@ -1,0 +1,193 @@
+"""Pages without a run: five thousand devices, alerts, prototypes, and what hostile names become."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sqlite3
+
+import msgspec
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.registry import Device
+from protofleet.coordinator.sightings import Sightings
+from protofleet.federation.records import RoundRecord, Scores, Spread
+from protofleet.hub.dashboard.access import Access
+from protofleet.hub.dashboard.app import Dashboard
+from protofleet.hub.dashboard.pages.alerts import alerts_of
+from protofleet.hub.dashboard.prototypes import read_prototypes
+from protofleet.hub.dashboard.records import DeviceView, LoggedEvent, RunSnapshot
+from protofleet.hub.dashboard.watch import Watch, WatchedRun, run_keys
+from protofleet.strategies.types import ServerState
+from protofleet.tensors import blobs
+
+_MANY = 5000
+_IDENTITY = {"federation": "home", "strategy": "fedavg", "bundle": "ab" * 32}
+
+
+def _client(folder, tmp_path):
+    access = Access(tmp_path / "keys" / "operator-token", to_look=False)
+    return TestClient(Dashboard(Watch([WatchedRun("home", folder)]), access).app)
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """A run folder with five thousand devices, half of which have gone."""
+    folder = tmp_path_factory.mktemp("crowd") / "run"
+    names = [f"device{number:05d}" for number in range(_MANY)]
+    with Ledger(folder, _IDENTITY) as ledger:
+        ledger.open_round(1, names, 1e9)
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        rows = [(name, 1, number, 2 * number, 3) for number, name in enumerate(names)]
+        db.executemany("INSERT INTO traffic VALUES (?, ?, ?, ?, ?)", rows)
+    sightings = Sightings(folder)
+    for number, name in enumerate(names):
+        known = Device(device_id=name, fits=True, live=True, bundle="ab" * 32)
+        sightings.stands(name, "online", known)
+        if number % 2:
+            sightings.stands(name, "silent")
+    sightings.close()
+    return folder
+
+
+def test_a_page_of_five_thousand_devices_is_small_in_every_order(crowd, tmp_path):
+    client = _client(crowd, tmp_path)
+    for query in (
+        "",
+        "?sort=up&order=descending",
+        "?state=silent&first=2450",
+        "?search=device0499",
+    ):
+        page = client.get(f"/home/fleet{query}")
+        assert len(page.content) < 60_000
+        assert len(gzip.compress(page.content)) < 6_000
+    found = re.findall(r'id="d-(\w+)"', client.get("/home/fleet?sort=up&order=descending").text)
+    assert found == [f"device{number:05d}" for number in range(_MANY - 1, _MANY - 51, -1)]
+    found = re.findall(r'id="d-(\w+)"', client.get("/home/fleet?state=silent&first=2450").text)
+    assert found[-1] == f"device{_MANY - 1:05d}"
+    assert len(found) == 50
+
+
+@pytest.mark.parametrize("name", ["now", "rounds", "costs", "alerts", "federations", "model"])
+def test_other_pages_name_a_part_of_a_crowd(crowd, tmp_path, name):
+    assert len(_client(crowd, tmp_path).get(f"/home/{name}").content) < 120_000
+
+
+@pytest.mark.parametrize(
+    "query", ["?first=99999999", "?first=-1", "?sort=x&order=y", "?search=%00"]
+)
+def test_nonsense_in_an_address_is_no_error(crowd, tmp_path, query):
+    assert _client(crowd, tmp_path).get(f"/home/fleet{query}").status_code == 200
+
+
+def test_what_devices_write_is_shown_as_text(tmp_path):
+    folder = tmp_path / "run"
+    with Ledger(folder, _IDENTITY):
+        pass
+    bad = "<script>alert(1)</script>\x1b[2J"
+    line = {"event": "update_rejected", "time_s": 1.0, "device_id": "d", "rule": "r", "reason": bad}
+    (folder / "events.jsonl").write_bytes(msgspec.json.encode(line) + b"\nhalf a li")
+    text = _client(folder, tmp_path).get("/home/now").text
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<script>alert" not in text
+    assert "\x1b" not in text
+
+
+def test_a_folder_without_a_run_and_a_damaged_one_say_so(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert _client(empty, tmp_path).get("/home/now").status_code == 200
+    (empty / "ledger.sqlite").write_bytes(b"no database at all" * 100)
+    assert "file is not a database" in _client(empty, tmp_path).get("/home/now").text
+
+
+def _round(round_id, loss):
+    scores = Scores(own_loss=Spread(mean=loss, std=0.0, n=2))
+    return RoundRecord(
+        round_id=round_id, seconds=1, participants=2, bytes_up=0, bytes_down=0, scores=scores
+    )
+
+
+def _run(**fields):
+    base = {"key": "home", "name": "home", "folder": "/run", "read_s": 0.0, "operation": "running"}
+    return RunSnapshot(**{**base, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"operation": "down", "identity": _IDENTITY}, "no coordinator serves"),
+        ({"disk_bytes": 10**11, "disk_free_bytes": 10**9}, "1 GB left"),
+        ({"devices": {"a": DeviceView(device_id="a", state="silent")}}, "is not heard of"),
+        ({"devices": {"a": DeviceView(device_id="a", state="refused")}}, "cannot take part"),
+        ({"committed": [_round(n, x) for n, x in enumerate((1, 1.1, 1.2, 1.3))]}, "loss .* rises"),
+        (
+            {
+                "events": (
+                    LoggedEvent(
+                        time_s=99.0,
+                        event="update_rejected",
+                        fields={"device_id": "a", "rule": "norm"},
+                    ),
+                )
+            },
+            "rule 'norm': 1",
+        ),
+        (
+            {
+                "served": True,
+                "events": (LoggedEvent(time_s=9.0, event="disconnected", fields={}),),
+            },
+            "no connection to the broker",
+        ),
+    ],
+)
+def test_an_alert_says_what_is_wrong(fields, said):
+    (alert,) = alerts_of(_run(**fields), now_s=100.0)
+    assert re.search(said, alert.what)
+    assert alert.remedy
+
+
+def test_a_run_that_goes_well_has_no_alert():
+    devices = {"a": DeviceView(device_id="a", state="online")}
+    committed = [_round(number, 1 / (1 + number)) for number in range(5)]
+    assert alerts_of(_run(devices=devices, committed=committed, disk_bytes=0), now_s=1.0) == ()
+
+
+def test_prototypes_move_from_the_nearest_one_of_the_round_before(tmp_path):
+    states = tmp_path / "states"
+    states.mkdir()
+    first = np.array([[0, 0, 0], [10, 0, 0], [0, 10, 0]], np.float32)
+    second = first[::-1] + np.float32([[1, 0, 0]])  # in another order, each moved by one
+    for round_id, values in ((1, first), (2, second)):
+        tensors = {"state/l.global_prototypes": values, "params/w": np.ones((4, 4), np.float32)}
+        (states / f"{round_id:06d}.safetensors").write_bytes(blobs.encode(tensors))
+    (layer,) = read_prototypes(tmp_path)
+    assert (layer.rounds, layer.count, layer.shift) == ((1, 2), 3, pytest.approx(1.0))
+    lengths = [np.linalg.norm(np.subtract(end, start)) for start, end in layer.moves]
+    assert lengths == pytest.approx([1.0] * 3, abs=1e-6)
+
+
+def test_the_model_page_draws_the_prototypes_of_a_runs_states(tmp_path):
+    folder, generator = tmp_path / "run", np.random.default_rng(0)
+    with Ledger(folder, _IDENTITY) as ledger:
+        for round_id in (1, 2, 3):
+            values = generator.normal(size=(200, 5)).astype(np.float32)
+            state = ServerState(round_id=round_id, tensors={"state/l.global_prototypes": values})
+            ledger.open_round(round_id, ["anna"], 1e9)
+            scores = _round(round_id, 1.0).scores
+            ledger.commit_round(state, scores, 1e9 + 1, update_norms={"w": 0.5}, keep_states=2)
+    text = _client(folder, tmp_path).get("/home/model").text
+    assert "100 of 200 after round 3" in text
+    assert text.count('<circle class="prototype"') == 100
+    assert text.count('<line class="moved"') == 100
+    assert "Drift of devices from the server" in text
+
+
+def test_runs_of_one_name_have_keys_of_their_own(tmp_path):
+    names = ["a/run", "b/run", "c/sign-in", "d/e f"]
+    runs = [WatchedRun("", tmp_path / name) for name in names]
+    assert run_keys(runs) == ["run", "run-2", "sign-in-2", "e-f"]

@@ -1,0 +1,263 @@
+"""One blob for many devices: all have it, few chunks are sent, and nothing depends on it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from protofleet.errors import RefusedError
+from protofleet.wire.carousel import GATHER_S, MOST_CHUNKS, MOST_TURNS, Carousels, shared_version
+from protofleet.wire.chunks import Chunk, ChunkCipher, pack
+from protofleet.wire.inbound import LISTEN_S
+from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
+from protofleet.wire.receiver import Receiver
+from protofleet.wire.sender import Sender
+from protofleet.wire.transfer import Lane, Received, Send, describe
+
+_STEP = 256
+_BLOB = random.Random(0).randbytes(10 * _STEP + 7)
+_COUNT = 11
+_KEY = "ab" * 32
+
+
+def _offer(name: str, blob: bytes = _BLOB, key: str = "") -> TransferOffer:
+    offer = describe(blob, kind="payload", device_id=name, round_id=1, chunk_bytes=_STEP)
+    return replace(offer, key=key)
+
+
+@dataclass
+class _Fleet:
+    """A coordinator and devices; what it sends to all arrives at those that hear it, at once."""
+
+    folder: Path
+    key: str = ""
+    now: float = 0.0
+    shared: int = 0
+    asked: dict[str, int] = field(default_factory=dict)
+    done: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.carousels = Carousels(lambda _sha256, _step: self.key)
+        self.sender = Sender(random.Random(0), content_key=lambda _sha256, _step: self.key)
+        self.devices: dict[str, Receiver] = {}
+        self.deaf: set[str] = set()
+
+    def offer(self, name: str) -> None:
+        """A device gets its task, and answers."""
+        offer = _offer(name, key=self.key)
+        version = self.carousels.add(name, _BLOB, offer)
+        self.sender.send(name, _BLOB, offer, self.now)
+        self.devices[name] = Receiver(self.folder / name, sealed=bool(self.key))
+        self.carry(name, self.devices[name].expect(name, offer, self.now, shared=version))
+
+    def carry(self, name: str, actions: list) -> None:
+        """Take a device's answers to the coordinator."""
+        for one in actions:
+            if isinstance(one, Received):
+                self.done[name] = one.path.read_bytes()
+                key = one.offer.transfer_id
+                self.carry(name, self.devices[name].accept(key, self.now))
+            else:
+                self.carousels.answer(name, one.payload, self.now)
+                self.sender.answer(name, one.payload, self.now)
+
+    def turn(self, chunks: int = 10_000, lost: tuple[int, ...] = ()) -> None:
+        """Send to all until the carousel stands still, or so many chunks."""
+        self.carousels.tick(self.now)
+        for place in range(chunks):
+            packet = self.carousels.next_chunk()
+            if packet is None:
+                return
+            assert packet.lane is Lane.SHARED
+            self.shared += 1
+            hearing = set() if place in lost else set(self.devices) - self.deaf - set(self.done)
+            for name in sorted(hearing):
+                self.carry(name, self.devices[name].shared_chunk(packet.payload, self.now))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; whoever is silent too long asks, and is answered."""
+        self.now += seconds
+        for name, device in self.devices.items():
+            self.carry(name, device.tick(self.now))
+        while (packet := self.sender.next_chunk()) is not None:
+            name = packet.device_id
+            self.asked[name] = self.asked.get(name, 0) + 1
+            self.carry(name, self.devices[name].chunk(name, packet.payload, self.now))
+
+
+@pytest.fixture(params=["", _KEY], ids=["plain", "sealed"])
+def fleet(request, tmp_path):
+    return _Fleet(tmp_path, request.param)
+
+
+def test_each_chunk_goes_out_once_for_all_who_listen(fleet):
+    for name in "abcde":
+        fleet.offer(name)
+    fleet.turn()
+    assert fleet.shared == _COUNT
+    assert fleet.done == dict.fromkeys("abcde", _BLOB)
+    assert not fleet.asked
+    assert fleet.carousels.idle
+
+
+def test_who_has_not_answered_is_waited_for_only_shortly(fleet):
+    fleet.carousels.add("late", _BLOB, _offer("late"))
+    fleet.offer("a")
+    fleet.turn()
+    assert (fleet.shared, fleet.carousels.due()) == (0, GATHER_S)
+    fleet.now = GATHER_S
+    fleet.turn()
+    assert fleet.done == {"a": _BLOB}
+
+
+def test_who_joins_late_gets_the_rest_and_then_the_beginning(fleet):
+    fleet.offer("a")
+    fleet.turn(chunks=4)
+    fleet.offer("b")
+    fleet.turn()
+    fleet.turn()
+    assert fleet.done == {"a": _BLOB, "b": _BLOB}
+    assert fleet.shared == 4 + _COUNT
+
+
+def test_what_is_lost_is_asked_for(fleet):
+    for name in "ab":
+        fleet.offer(name)
+    fleet.turn(lost=(2, 7))
+    assert not fleet.done
+    fleet.wait(LISTEN_S)
+    assert fleet.done == {"a": _BLOB, "b": _BLOB}
+    assert fleet.asked == {"a": 2, "b": 2}
+
+
+def test_who_hears_nothing_gets_everything_by_asking(fleet):
+    fleet.deaf = {"a"}
+    fleet.offer("a")
+    fleet.turn()
+    fleet.wait(LISTEN_S)
+    for _ in range(4):
+        fleet.wait(0.1)
+    assert fleet.done == {"a": _BLOB}
+    assert fleet.asked == {"a": _COUNT}
+
+
+def test_a_forged_chunk_costs_one_fetch_and_no_bit(tmp_path):
+    """Where a broker lets anybody speak to all and nothing is sealed."""
+    fleet = _Fleet(tmp_path)
+    fleet.offer("a")
+    version = shared_version(_offer("a").sha256, _STEP)
+    forged = pack(Chunk(transfer_id=version, index=0, last=False, data=b"x" * _STEP))
+    fleet.carry("a", fleet.devices["a"].shared_chunk(forged, 0.0))
+    fleet.turn()
+    fleet.carry("a", fleet.devices["a"].shared_chunk(forged, 0.0))
+    for _ in range(6):
+        fleet.wait(0.1)
+    assert fleet.done == {"a": _BLOB}
+    assert fleet.asked == {"a": _COUNT}
+
+
+def test_a_chunk_sealed_for_one_device_or_not_at_all_is_refused(tmp_path):
+    fleet = _Fleet(tmp_path, _KEY)
+    fleet.offer("a")
+    version = shared_version(_offer("a").sha256, _STEP)
+    plain = Chunk(transfer_id=version, index=0, last=False, data=_BLOB[:_STEP])
+    wrong = ChunkCipher(_KEY, _offer("a").transfer_id).seal(plain)
+    for chunk in (plain, wrong):
+        with pytest.raises(RefusedError) as caught:
+            fleet.devices["a"].shared_chunk(pack(chunk), 0.0)
+        assert caught.value.rule == "chunk-seal"
+
+
+def test_a_version_of_another_blob_is_refused(tmp_path):
+    receiver = Receiver(tmp_path)
+    (answer,) = receiver.expect("a", _offer("a"), 0.0, shared=shared_version("cd" * 32, _STEP))
+    receipt = decode(answer.payload, Receipt)
+    assert (receipt.status, receipt.rule) == ("reject", "shared")
+
+
+def test_nobody_turns_it_for_ever_and_nobody_turns_anothers(fleet):
+    fleet.deaf = {"a"}
+    fleet.offer("a")
+    fleet.turn()
+    listening = encode(
+        Need(transfer_id=_offer("a").transfer_id, missing=(), credit=0, listening=True)
+    )
+    for _ in range(50):
+        fleet.carousels.answer("a", listening, fleet.now)
+        fleet.carousels.answer("b", listening, fleet.now)
+        fleet.turn()
+    assert fleet.shared == MOST_TURNS * _COUNT
+
+
+def test_a_new_link_ends_the_turn_and_a_long_blob_has_none(fleet):
+    fleet.offer("a")
+    fleet.turn(chunks=3)
+    fleet.carousels.reconnected(fleet.now)
+    assert fleet.carousels.next_chunk() is None
+    long = bytes(MOST_CHUNKS * _STEP + 1)
+    assert fleet.carousels.add("b", long, _offer("b", long)) == ""
+
+
+def test_a_file_that_is_gone_ends_its_carousel_alone(tmp_path):
+    path = tmp_path / "payload"
+    path.write_bytes(_BLOB)
+    carousels = Carousels()
+    offer = _offer("a")
+    carousels.add("a", path, offer)
+    need = Need(transfer_id=offer.transfer_id, missing=(), credit=0, listening=True)
+    carousels.answer("a", encode(need), 0.0)
+    carousels.tick(0.0)
+    assert isinstance(carousels.next_chunk(), Send)
+    path.unlink()
+    assert carousels.next_chunk() is None
+    assert carousels.idle
+
+
+def test_a_file_that_is_gone_stops_no_other_carousel(tmp_path):
+    path = tmp_path / "payload"
+    path.write_bytes(_BLOB[::-1])
+    carousels = Carousels()
+    gone, other = _offer("a", _BLOB[::-1]), _offer("b")
+    for name, source, offer in (("a", path, gone), ("b", _BLOB, other)):
+        carousels.add(name, source, offer)
+        need = Need(transfer_id=offer.transfer_id, missing=(), credit=0, listening=True)
+        carousels.answer(name, encode(need), 0.0)
+    carousels.tick(0.0)
+    path.unlink()
+    assert carousels.next_chunk().device_id == shared_version(other.sha256, _STEP)
+
+
+def test_a_carousel_ends_with_the_transfer_that_replaces_its_last():
+    carousels = Carousels()
+    carousels.add("a", _BLOB, _offer("a"))
+    newer = describe(_BLOB[1:], kind="payload", device_id="a", round_id=2, chunk_bytes=_STEP)
+    carousels.add("a", _BLOB[1:], newer)
+    other_grid = replace(newer, chunk_bytes=2 * _STEP)
+    carousels.add("a", _BLOB[1:], other_grid)
+    carousels.forget(newer.transfer_id)
+    assert carousels.idle
+
+
+def test_a_grid_that_fits_no_longer_is_not_sent(fleet):
+    fleet.offer("a")
+    fleet.carousels.reconnected(0.0, _STEP - 1)
+    assert fleet.carousels.idle
+
+
+def test_after_a_new_link_all_listen_again_and_soon_ask(fleet):
+    for name in "ab":
+        fleet.offer(name)
+    for _ in range(MOST_TURNS - 1):
+        fleet.turn(chunks=1)
+        fleet.carousels.reconnected(fleet.now)
+        for name in "ab":
+            fleet.carry(name, fleet.devices[name].reconnected(fleet.now))
+    fleet.carry("b", fleet.devices["b"].reconnected(fleet.now))
+    fleet.wait(0.0)
+    assert fleet.asked.keys() == {"b"}
+    fleet.turn()
+    assert fleet.done == {"a": _BLOB, "b": _BLOB}

@@ -1,0 +1,183 @@
+"""Chunks for all over a real broker: once up, down to everybody, sealed where there are keys."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from brokers import mosquitto
+from keyed import BUNDLE, Keyed
+
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.carousel import shared_version
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.device_endpoint import UNHEARD_MAX, DeviceEndpoint
+from protofleet.wire.events import PeerMessage
+from protofleet.wire.link import Connected
+from protofleet.wire.messages import Announcement, Presence, Task
+from protofleet.wire.protection import CoordinatorProtection, DeviceProtection
+from protofleet.wire.topics import Topics
+from protofleet.wire.transfer import Delivered, Received, describe
+
+_NAMES = ("pi-1", "pi-2", "pi-3", "pi-4")
+_BLOB = random.Random(0).randbytes(700_000)
+_ANNOUNCEMENT = Announcement(
+    federation="lab",
+    boot_id="c1",
+    phase="waiting",
+    round_id=1,
+    rounds=9,
+    strategy="fedavg",
+    bundle=BUNDLE,
+    layout_hash="ef" * 32,
+)
+
+
+class _Fleet:
+    """A coordinator and devices that keep their payloads, driven in turn by one thread."""
+
+    def __init__(self, url, folder, keyed=None):
+        broker = BrokerAccess(url=url)
+        ours = CoordinatorProtection(keyed.coordinator()) if keyed else None
+        self.coordinator = CoordinatorEndpoint.create(
+            broker, "lab", folder / "coordinator", protection=ours
+        )
+        self.devices = {
+            name: DeviceEndpoint.create(
+                broker,
+                "lab",
+                name,
+                folder / name,
+                protection=DeviceProtection(keyed.device(name)) if keyed else None,
+            )
+            for name in _NAMES
+        }
+        self.here, self.payloads, self.delivered = set(), [], set()
+        self.offers = {}
+        for one in (self.coordinator, *self.devices.values()):
+            one.start()
+        self._run(lambda: self.here == set(_NAMES))
+
+    def send(self, round_id):
+        """A payload for everybody; the bytes that it cost the coordinator."""
+        self.payloads, self.delivered = [], set()
+        before = self.coordinator.traffic.socket_up_bytes
+        task = Task(task="train", round_id=round_id, federation="lab")
+        for name in _NAMES:
+            self.coordinator.send_task(name, task, _BLOB, shared=True)
+        self._run(lambda: self.delivered == set(_NAMES))
+        assert self.payloads == [_BLOB] * len(_NAMES)
+        return self.coordinator.traffic.socket_up_bytes - before
+
+    def hears(self, version):
+        """Whether any device is still sent what comes to all under a version."""
+        self.here = set()
+        for name, device in self.devices.items():  # comes behind what they subscribe to
+            device.publish(Presence(device_id=name, boot_id="b", status="online"))
+        self._run(lambda: self.here == set(_NAMES))
+        before = {one: device.traffic for one, device in self.devices.items()}
+        topic = Topics("lab").shared_chunks(version)
+        assert self.coordinator._link.publish(topic, bytes(10_000))
+        self.coordinator.publish(_ANNOUNCEMENT)  # comes behind it
+        seen = lambda one: (  # noqa: E731 - two numbers
+            self.devices[one].traffic.payload_down_bytes - before[one].payload_down_bytes
+        )
+        self._run(lambda: all(seen(one) > 0 for one in _NAMES))
+        return any(seen(one) >= 10_000 for one in _NAMES)
+
+    def close(self):
+        for one in (*self.devices.values(), self.coordinator):
+            one.close()
+
+    def _run(self, until):
+        for _ in range(20_000):
+            self._on_coordinator(self.coordinator.poll(0.001))
+            for name, device in self.devices.items():
+                self._on_device(name, device, device.poll(0.001))
+            if until():
+                return
+        raise TimeoutError(f"here: {self.here}, delivered: {self.delivered}")
+
+    def _on_coordinator(self, event):
+        match event:
+            case Connected():
+                self.coordinator.publish(_ANNOUNCEMENT)
+            case PeerMessage(message=Presence()):
+                self.here.add(event.device_id)
+            case Delivered():
+                self.delivered.add(event.device_id)
+
+    def _on_device(self, name, device, event):
+        match event:
+            case Connected() | PeerMessage(message=Announcement()):
+                device.publish(Presence(device_id=name, boot_id="b", status="online"))
+            case PeerMessage(message=Task() as task):
+                self.offers[name] = task.payload, task.shared
+                device.expect(task.payload, task.shared)
+            case Received():
+                self.payloads.append(event.path.read_bytes())
+                device.accept(event.offer.transfer_id)
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_payload_for_four_goes_up_once(mosquitto_url, tmp_path, keyed):
+    fleet = _Fleet(mosquitto_url, tmp_path, Keyed() if keyed else None)
+    try:
+        for round_id in (1, 2):
+            assert fleet.send(round_id) < 1.1 * len(_BLOB)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
+def test_who_has_the_payload_or_another_task_is_not_sent_the_chunks_of_all(mosquitto_url, tmp_path):
+    fleet = _Fleet(mosquitto_url, tmp_path)
+    try:
+        fleet.send(1)
+        offer, version = fleet.offers["pi-1"]
+        fleet.devices["pi-1"].expect(offer, version)  # an offer that was repeated meanwhile
+        assert not fleet.hears(version)
+        other = describe(
+            b"a", kind="payload", device_id="pi-1", round_id=8, chunk_bytes=offer.chunk_bytes
+        )
+        newer = describe(
+            b"b", kind="payload", device_id="pi-1", round_id=9, chunk_bytes=offer.chunk_bytes
+        )
+        version = shared_version(other.sha256, other.chunk_bytes)
+        fleet.devices["pi-1"].expect(other, version)
+        fleet.devices["pi-1"].expect(newer)
+        assert not fleet.hears(version)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("shared", ["ab" * 16, "a/b", "#"])
+def test_a_forged_task_makes_a_device_subscribe_to_nothing(mosquitto_url, tmp_path, shared):
+    fleet = _Fleet(mosquitto_url, tmp_path)
+    try:
+        offer = describe(b"a", kind="payload", device_id="pi-1", round_id=8, chunk_bytes=1000)
+        fleet.devices["pi-1"].expect(offer, shared)
+        assert not fleet.hears("ab" * 16)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
+@pytest.mark.slow(seconds=15)
+def test_where_the_broker_keeps_it_back_devices_ask_and_soon_do_not_listen(tmp_path):
+    """An access list of another make may forget the topic."""
+    rules = tmp_path / "rules"
+    heard = ("up/#", "dn/#", "st/#", "all/ctl", "all/lease")
+    lines = ["topic write #", *(f"topic read fl/v2/lab/{one}" for one in heard)]
+    rules.write_text("\n".join([*lines, ""]))
+    with mosquitto(tmp_path, f"acl_file {rules}") as port:
+        fleet = _Fleet(f"mqtt://127.0.0.1:{port}", tmp_path)
+        try:
+            sent = [fleet.send(round_id) for round_id in range(1, UNHEARD_MAX + 2)]
+        finally:
+            fleet.close()
+    # Turns that nobody hears come on top of four copies, as long as somebody listens.
+    assert sent[0] > 4.9 * len(_BLOB)
+    assert sent[-1] < 4.1 * len(_BLOB)
