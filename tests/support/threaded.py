@@ -56,18 +56,25 @@ class Thread:
 
 
 class Device:
-    """One device; ``stop`` makes it leave and keep its store."""
+    """One device; ``stop`` makes it leave and keep its store; a new bundle, begin anew."""
 
     def __init__(self, options: JoinOptions, data: LocalData) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self._exits = ExitStack()
-        opened = open_agent(options, data, lambda *event: self.events.append(event))
-        self._agent = self._exits.enter_context(opened)
+        self._opening = options, data, lambda *event: self.events.append(event)
+        self._open()
         self.thread = Thread(options.device_id or "device", self._run)
+
+    def _open(self) -> None:
+        self._exits = ExitStack()
+        self._agent = self._exits.enter_context(open_agent(*self._opening))
 
     def _run(self) -> None:
         with self._exits:
             self._agent.run()
+        while self._agent.switched:
+            self._open()
+            with self._exits:
+                self._agent.run()
 
     def stop(self) -> None:
         self._agent.stop()

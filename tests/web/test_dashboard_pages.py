@@ -1,10 +1,11 @@
-"""The dashboard in the system's Chromium: every page, every action, in both themes and widths."""
+"""The dashboard in the system's Chromium: every page in both themes and widths, every action."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import threading
+from contextlib import contextmanager
 
 import pytest
 from brokers import answers, mosquitto, wait_until
@@ -19,32 +20,67 @@ from protofleet.hub.dashboard.watch import WatchedRun
 from protofleet.hub.run import Hub, HubOptions
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=25), pytest.mark.timeout(300)]
-_DONE = ["sign-in", "pause", "resume", "invite", "revoke", "publish", "roll-back", "stop"]
+_DONE = [
+    *("sign-in", "pause", "resume", "invite", "revoke", "publish", "next-stage", "roll-back"),
+    "stop",
+]
 
 
 @pytest.mark.usefixtures("built_page")
-def test_an_operator_sees_every_page_and_does_everything(node, tmp_path):
-    if shutil.which("chromium") is None:
-        skip("needs Chromium: apt install chromium")
-    key, folder = Ed25519PrivateKey.generate(), tmp_path
-    coming = tiny_bundle(folder / "next.pfb", key, sequence=1)
-    with mosquitto(folder) as port, watched_run(folder, f"mqtt://127.0.0.1:{port}", key) as run:
-        options = HubOptions(port=0, token_file=folder / "token")
-        hub = Hub(run.config, options, [WatchedRun("home", run.config.run_dir, run.config)])
-        thread = threading.Thread(target=hub.run)
-        thread.start()
-        try:
-            wait_until(lambda: answers(hub.port))
-            url = f"http://localhost:{hub.port}/dashboard/home"
-            script = ["node", "--import", "tsx", "e2e/dashboard.ts"]
-            told = node.run(*script, url, hub.access.token, str(folder), str(coming))
-        finally:
-            hub.stop()
-            thread.join()
+def test_an_operator_sees_every_page(node, tmp_path):
+    with _watched(tmp_path, gone=1) as run, _hub(run, tmp_path) as hub:
+        told = _browse(node, hub, tmp_path / "pictures")
+    assert told.count("seen: ") == len(PAGES)
+    assert len(list((tmp_path / "pictures").iterdir())) == 4 * len(PAGES)
+
+
+@pytest.mark.usefixtures("built_page")
+def test_an_operator_does_everything_that_the_pages_offer(node, tmp_path):
+    with _watched(tmp_path, gone=0) as run, _hub(run, tmp_path) as hub:
+        told = _browse(node, hub, tmp_path, tmp_path / "next.pfb")
         run.coordinator.finish(30)
     assert any(isinstance(report, events.Stopped) for report in run.reports), told
-    _check_audit(folder / "audit.jsonl", hub.access.token)
-    assert told.count("seen: ") == len(PAGES)
+    moved = [one for one in run.reports if isinstance(one, events.BundleRollout)]
+    assert [(one.state, one.stage) for one in moved][-4:] == [
+        ("waiting", "share"),
+        ("running", "share"),
+        ("waiting", "rest"),
+        ("taken_back", "rest"),
+    ]
+    _check_audit(tmp_path / "audit.jsonl", hub.access.token)
+
+
+@contextmanager
+def _watched(folder, *, gone):
+    if shutil.which("chromium") is None:
+        skip("needs Chromium: apt install chromium")
+    key = Ed25519PrivateKey.generate()
+    tiny_bundle(folder / "next.pfb", key, sequence=1)
+    with (
+        mosquitto(folder) as port,
+        watched_run(folder, f"mqtt://127.0.0.1:{port}", key, gone=gone) as run,
+    ):
+        yield run
+
+
+@contextmanager
+def _hub(run, folder):
+    options = HubOptions(port=0, token_file=folder / "token")
+    hub = Hub(run.config, options, [WatchedRun("home", run.config.run_dir, run.config)])
+    thread = threading.Thread(target=hub.run)
+    thread.start()
+    try:
+        wait_until(lambda: answers(hub.port))
+        yield hub
+    finally:
+        hub.stop()
+        thread.join()
+
+
+def _browse(node, hub, *arguments):
+    url = f"http://localhost:{hub.port}/dashboard/home"
+    script = ["node", "--import", "tsx", "e2e/dashboard.ts"]
+    return node.run(*script, url, hub.access.token, *map(str, arguments))
 
 
 def _check_audit(path, token):

@@ -3,10 +3,11 @@
  *
  *     node --import tsx e2e/dashboard.ts URL TOKEN FOLDER [BUNDLE]
  *
- * URL is of a run: http://localhost:8080/dashboard/RUN. Pictures go into FOLDER. With BUNDLE, every action is driven
- * first, in place of pictures: the run is paused and resumed, a device invited and revoked, BUNDLE published and taken
- * back; at the end the run is stopped. Ends with status 1 if there is a violation, an error in a page, or a page that is
- * wider than the window.
+ * URL is of a run: http://localhost:8080/dashboard/RUN. Pictures go into FOLDER. With BUNDLE, every action that a page
+ * offers is driven in place of that: the run is paused and resumed, a device invited and revoked, BUNDLE published, let
+ * go on after its first stage, and taken back; at the end the run is stopped and the operator signs out. Ends with
+ * status 1 if there is a violation, an error in a page, a page that is wider than the window, or an action of a page that
+ * was not driven.
  */
 
 import { mkdirSync } from "node:fs";
@@ -20,6 +21,7 @@ const [url = "", token = "", folder = "", bundle = ""] = process.argv.slice(2);
 const WIDTHS = [360, 1280];
 const SCHEMES = ["light", "dark"] as const;
 const wrong: string[] = [];
+const driven = new Set<string>();
 
 function isWrong(text: string): void {
   wrong.push(text);
@@ -40,13 +42,25 @@ async function pagesOf(page: Page): Promise<Map<string, string>> {
   return pages;
 }
 
+/** The last part of each address that a form of a page sends to. */
+async function offered(page: Page): Promise<string[]> {
+  const found: string[] = [];
+  for (const address of (await pagesOf(page)).values()) {
+    await page.goto(address);
+    found.push(...await page.locator("form[method=post]").evaluateAll((forms) => forms.map((form) => (form as HTMLFormElement).action)));
+  }
+  return [...new Set(found.map((action) => new URL(action).pathname.split("/").at(-1)!))];
+}
+
 /** What a form of the page *Operate* answers. */
 async function done(page: Page, section: string, fields: Record<string, string> = {}, button = section.split(" ")[0]!): Promise<void> {
   await page.goto(`${url}/operate`);
   const form = page.getByRole("region", { name: section, exact: true });
   for (const [name, value] of Object.entries(fields)) await form.locator(`input[name=${name}]`).fill(value);
-  for (const box of await form.locator("input[type=checkbox][required]").all()) await box.check();
-  await form.getByRole("button", { name: button, exact: true }).click();
+  for (const box of await form.locator("input[type=checkbox]").all()) await box.check();
+  const pressed = form.getByRole("button", { name: button, exact: true });
+  driven.add(new URL((await pressed.evaluate((one) => (one as HTMLButtonElement).form!.action))).pathname.split("/").at(-1)!);
+  await pressed.click();
   await page.locator("#outcome p strong").waitFor();
   const text = (await page.locator("#outcome").innerText()).trim();
   console.log(`${section}: ${text.split("\n")[0]}`);
@@ -71,9 +85,20 @@ async function act(page: Page): Promise<void> {
   await page.getByRole("row", { name: /zoe.*invited/ }).waitFor();
   await done(page, "Revoke a device", { device: "zoe" });
   await done(page, "Publish a bundle", { bundle });
-  await page.getByText("Latest roll-out").waitFor();
+  await watching.goto(`${url}/operate`);
+  await told(watching, "waiting"); // a first device has the bundle, and a round with it
+  await told(watching, "share");
+  await done(page, "Roll-out that is under way", {}, "Go on");
+  await told(watching, "rest");
   await done(page, "Roll-out that is under way", {}, "Take back");
+  await told(watching, "taken back");
   await watching.close();
+  const all = await offered(page);
+  await done(page, "Stop");
+  await page.getByRole("button", { name: "Sign out" }).click();
+  driven.add("sign-out");
+  await page.getByRole("heading", { name: "Sign in" }).waitFor();
+  for (const action of all) if (!driven.has(action)) isWrong(`${action}: a page offers it, and nothing drives it`);
 }
 
 async function searchByKeyboard(page: Page): Promise<void> {
@@ -97,6 +122,27 @@ async function switchTheme(page: Page): Promise<void> {
   await page.evaluate("localStorage.clear()");
 }
 
+async function look(page: Page): Promise<void> {
+  await searchByKeyboard(page);
+  await switchTheme(page);
+  for (const [name, address] of await pagesOf(page)) {
+    await page.goto(address);
+    for (const colorScheme of SCHEMES) {
+      await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
+      for (const width of WIDTHS) await lookAt(page, `${name}-${colorScheme}-${width}`, width);
+    }
+    console.log(`seen: ${name}`);
+  }
+}
+
+async function lookAt(page: Page, where: string, width: number): Promise<void> {
+  await page.setViewportSize({ width, height: 900 });
+  for (const line of await violations(page)) isWrong(`${where}: ${line}`);
+  const wide = await page.evaluate("document.documentElement.scrollWidth");
+  if ((wide as number) > width) isWrong(`${where}: ${wide} pixels wide`);
+  await page.screenshot({ path: join(folder, `dashboard-${where}.png`), fullPage: true });
+}
+
 const browser = await chromium.launch({ executablePath: findChromium()!, args: ["--no-sandbox"] });
 try {
   mkdirSync(folder, { recursive: true });
@@ -105,26 +151,8 @@ try {
   page.on("pageerror", (error) => isWrong(`${page.url()}: ${error.message}`));
   page.on("console", (line) => { if (line.type() === "error") isWrong(`${page.url()}: ${line.text()}`); });
   await signIn(page);
-  await searchByKeyboard(page);
-  await switchTheme(page);
   if (bundle) await act(page);
-  for (const [name, address] of await pagesOf(page)) {
-    await page.goto(address);
-    for (const colorScheme of SCHEMES) {
-      await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
-      for (const width of WIDTHS) {
-        await page.setViewportSize({ width, height: 900 });
-        const where = `${name} ${colorScheme} ${width}`;
-        for (const line of await violations(page)) isWrong(`${where}: ${line}`);
-        const wide = await page.evaluate("document.documentElement.scrollWidth");
-        if ((wide as number) > width) isWrong(`${where}: ${wide} pixels wide`);
-        if (bundle) continue;
-        await page.screenshot({ path: join(folder, `dashboard-${name}-${colorScheme}-${width}.png`), fullPage: true });
-      }
-    }
-    console.log(`seen: ${name}`);
-  }
-  if (bundle) await done(page, "Stop");
+  else await look(page);
 } finally {
   await browser.close();
 }
