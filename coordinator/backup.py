@@ -27,8 +27,8 @@ import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator.control import not_started
-from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.rollout_rows import BUNDLES
+from protofleet.coordinator.run_rows import FORMAT
 from protofleet.durable import TEMPORARY, sync_folder
 from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.private_files import PRIVATE_FOLDER, opener

@@ -40,15 +40,15 @@ def open_credentials(members: Members, ledger: Ledger, bundle: str) -> Coordinat
     key = keys.load_or_create_signing_key(ledger.folder / "coordinator.pem")
     return CoordinatorCredentials(
         federation=members.name,
-        run_id=ledger.run_id,
+        run_id=ledger.run.run_id,
         bundle=bundle,
         federation_key=members.federation_key,
         key=key,
         certificate=certify(members, ledger, key),
         rotations=members.rotations,
         grant=members.check,
-        announced=ledger.announced,
-        note=ledger.note_announced,
+        announced=ledger.run.announced,
+        note=ledger.run.note_announced,
     )
 
 
@@ -59,12 +59,12 @@ def certify(members: Members, ledger: Ledger, key: Ed25519PrivateKey) -> str:
         InputError: it is not, and there is no certificate in force.
     """
     path = ledger.folder / "certificate"
-    left = _seconds_left(path, members, ledger.run_id, key)
+    left = _seconds_left(path, members, ledger.run.run_id, key)
     federation_key = members.private_key() if left < RENEW_S else None
     if federation_key is not None:
         certificate = CoordinatorCertificate(
             federation=members.name,
-            run_id=ledger.run_id,
+            run_id=ledger.run.run_id,
             key=public_bytes(key).hex(),
             until=int(time.time()) + CERTIFICATE_S,
         )

@@ -7,9 +7,6 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 from __future__ import annotations
 
 import hashlib
-import os
-import platform
-import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -20,7 +17,6 @@ import msgspec
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows, to_counts
-from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
     SCHEMA,
@@ -32,8 +28,9 @@ from protofleet.coordinator.ledger_rows import (
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.coordinator.rollout_rows import RolloutRows
+from protofleet.coordinator.run_rows import RunRows
 from protofleet.durable import lock, move_all, sync_folder, write_whole
-from protofleet.errors import InputError, ProtofleetError
+from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
@@ -48,12 +45,8 @@ from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
 
-FORMAT = 5
-"""Of the database; a run folder of another one is refused."""
 LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
-_FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}
-"""What a new run's database says of itself, beside its identity."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
@@ -88,7 +81,7 @@ class Ledger:
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
         self.rollouts = RolloutRows(self._db)
-        self._check_identity({"format": str(FORMAT), **identity})
+        self.run = RunRows(self._db, folder, self._lock.fileno(), identity)
         self.control = Control(self._db)
         self._sweep()
 
@@ -115,11 +108,11 @@ class Ledger:
         ).fetchone()
         paused = self.control.read().wish is not Wish.RUN
         if row is None:
-            return RoundState(round_id=self.next_round, paused=paused)
+            return RoundState(round_id=self.run.next_round, paused=paused)
         round_id, phase, size, attempt, final = row
         invited = self.devices.last_invited()
         if phase == "committed":
-            awaited = max(round_id + 1, self.next_round)
+            awaited = max(round_id + 1, self.run.next_round)
             return RoundState(
                 round_id=awaited,
                 final=bool(final),
@@ -228,19 +221,6 @@ class Ledger:
                 " ON CONFLICT DO UPDATE SET reference = excluded.reference",
                 (accepted.device_id, arrival.reference),
             )
-
-    def note_start(self, scores: Scores) -> None:
-        """Keep what the server's model was scored before the first round."""
-        with self._db:
-            self._db.execute(
-                "INSERT OR REPLACE INTO meta (key, value) VALUES ('start', ?)",
-                (msgspec.json.encode(scores).decode(),),
-            )
-
-    def start(self) -> Scores:
-        """What ``note_start`` has kept; empty: nothing."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'start'").fetchone()
-        return Scores() if row is None else msgspec.json.decode(row[0], type=Scores)
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
@@ -463,67 +443,6 @@ class Ledger:
             ],
         )
         self._traffic.clear()
-
-    @property
-    def run_id(self) -> str:
-        """16 hex digits, drawn when the run folder was made."""
-        return self._meta("run_id")
-
-    @property
-    def next_round(self) -> int:
-        """No round before this one opens: they were given up when the folder was restored."""
-        return int(self._meta("next_round"))
-
-    @property
-    def announced(self) -> int:
-        """No announcement of an earlier process had a higher sequence."""
-        return int(self._meta("announced"))
-
-    def note_announced(self, sequence: int) -> None:
-        """Keep a bound of the sequences of announcements that are about to go out."""
-        with self._db:
-            self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
-
-    def tenure(self, boot_id: str) -> Tenure:
-        """What the folder knows of leases; ``boot_id`` is that of this process.
-
-        The process before this one has ended for certain where its folder is this very one, whose
-        lock this one has, and no copy.
-        """
-        epoch, former, place = self._meta("lease").split(" ")
-        here = os.fstat(self._lock.fileno())
-        ours = f"{platform.node()}:{here.st_dev}:{here.st_ino}".replace(" ", "_")
-
-        def note(epoch: int) -> None:
-            with self._db:
-                self._db.execute(
-                    "UPDATE meta SET value = ? WHERE key = 'lease'", (f"{epoch} {boot_id} {ours}",)
-                )
-
-        return Tenure(epoch=int(epoch), boot_id=former if place == ours else "", note=note)
-
-    def _meta(self, key: str) -> str:
-        found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
-        return found
-
-    def _check_identity(self, identity: Mapping[str, str]) -> None:
-        stored = dict(self._db.execute("SELECT key, value FROM meta"))
-        if stored and stored.get("format") != identity["format"]:
-            raise InputError(
-                f"run folder {self.folder}: its ledger has format {stored.get('format')}, this "
-                f"version reads {identity['format']}; choose another run_dir"
-            )
-        for key, value in identity.items():
-            if stored and stored.get(key) != value:
-                raise InputError(
-                    f"run folder {self.folder}: it holds a run with {key} {stored.get(key)}, the "
-                    f"federation file says {value}; choose another run_dir or restore the value"
-                )
-        with self._db:
-            self._db.executemany(
-                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
-                {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
-            )
 
     def _spool_file(self, accepted: Accepted) -> Path:
         return self.spool / f"{accepted.record.round_id:06d}" / f"{accepted.device_id}{_SUFFIX}"

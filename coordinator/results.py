@@ -120,7 +120,7 @@ class Results:
             seed=self._seed,
             codec=self._codec,
             rounds=rounds,
-            start=self._ledger.start(),
+            start=self._ledger.run.start(),
             scores=run_scores(scored, final),
             last=last_scores(scored, final),
             devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),

@@ -78,7 +78,7 @@ class Rounds:
         self._registry, self._totals, self._announcer = registry, totals, announcer
         self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
-        self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
+        self.server_state = replace(found, round_id=max(found.round_id, ledger.run.next_round - 1))
         self.state = RoundState()
         self.payloads = self._make_payloads()
         self._transfers: dict[tuple[str, str], TransferOffer] = {}
@@ -235,7 +235,7 @@ class Rounds:
         accepted = self._ledger.accepted(round_id)
         before = self.server_state
         if not before.round_id:
-            self._ledger.note_start(self.server.score(before, (), final=False))
+            self._ledger.run.note_start(self.server.score(before, (), final=False))
         outcome = self.server.aggregate(
             before,
             round_id,

@@ -186,7 +186,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
             take_over=succession.take_over,
             wait=succession.wait,
         )
-        lease = Lease(claim, ledger.tenure(claim.boot_id), endpoint.publish_lease, sink)
+        lease = Lease(claim, ledger.run.tenure(claim.boot_id), endpoint.publish_lease, sink)
         stack.enter_context(kept(lease))
         yield part.service(endpoint, plan)(
             server,

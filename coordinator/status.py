@@ -12,8 +12,8 @@ import msgspec
 
 from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
 from protofleet.coordinator.device_rows import DeviceRows
-from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.operation import operation_of
+from protofleet.coordinator.run_rows import FORMAT
 from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config
 from protofleet.federation.schedule import RoundPhase

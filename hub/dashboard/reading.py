@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from protofleet.coordinator.control import Order, is_served, read_order
-from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
+from protofleet.coordinator.run_rows import FORMAT
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.errors import InputError

@@ -30,7 +30,7 @@ def test_a_run_is_certified_once_and_goes_on_without_the_federation_key(members,
     certificate = read_statement(
         first.certificate, CoordinatorCertificate, [members.federation_key], federation="home"
     )
-    assert certificate.run_id == ledger.run_id == first.run_id
+    assert certificate.run_id == ledger.run.run_id == first.run_id
     (members.folder / KEY_FILE).rename(members.folder / "elsewhere")
     again = open_credentials(members, ledger, _BUNDLE)
     assert again.certificate == first.certificate

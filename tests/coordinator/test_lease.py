@@ -268,18 +268,18 @@ def test_a_record_of_another_federation_says_nothing(broker):
 def test_a_folder_knows_its_former_process_but_a_copy_of_it_does_not(tiny, tmp_path):
     run_dir = tiny.plan.config.run_dir
     with Ledger(run_dir, tiny.plan.identity) as ledger:
-        tenure = ledger.tenure("first")
+        tenure = ledger.run.tenure("first")
         assert (tenure.epoch, tenure.boot_id) == (0, "")
         tenure.note(7)
     with Ledger(run_dir, tiny.plan.identity) as ledger:
-        tenure = ledger.tenure("second")
+        tenure = ledger.run.tenure("second")
         assert (tenure.epoch, tenure.boot_id) == (7, "first")
     run_dir.rename(tmp_path / "before")
     run_dir.mkdir(mode=0o700)
     (run_dir / "ledger.sqlite").write_bytes((tmp_path / "before/ledger.sqlite").read_bytes())
     (run_dir / "ledger.sqlite").chmod(0o600)
     with Ledger(run_dir, tiny.plan.identity) as ledger:
-        assert (ledger.tenure("third").epoch, ledger.tenure("third").boot_id) == (7, "")
+        assert (ledger.run.tenure("third").epoch, ledger.run.tenure("third").boot_id) == (7, "")
 
 
 _names = st.sampled_from("abc")

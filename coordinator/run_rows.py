@@ -1,0 +1,115 @@
+"""What the ledger says of its run as a whole: which it is, and what no restart may take back."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from protofleet.coordinator.lease import Tenure
+from protofleet.errors import InputError
+from protofleet.federation.records import Scores
+
+FORMAT = 5
+"""Of the database; a run folder of another one is refused."""
+_FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}
+"""What a new run's database says of itself, beside its identity."""
+
+
+class RunRows:
+    """The ledger's table ``meta``, of names and values.
+
+    Args:
+        db: the ledger's database.
+        folder: of the run, whose lock this process has.
+        lock: that lock's descriptor.
+        identity: what makes two starts the same run.
+
+    Raises:
+        InputError: the database is of a run of another identity, or of another format.
+    """
+
+    def __init__(
+        self, db: sqlite3.Connection, folder: Path, lock: int, identity: Mapping[str, str]
+    ) -> None:
+        self._db, self._lock = db, lock
+        self._check({"format": str(FORMAT), **identity}, folder)
+
+    @property
+    def run_id(self) -> str:
+        """16 hex digits, drawn when the run folder was made."""
+        return self._value("run_id")
+
+    @property
+    def next_round(self) -> int:
+        """No round before this one opens: they were given up when the folder was restored."""
+        return int(self._value("next_round"))
+
+    @property
+    def announced(self) -> int:
+        """No announcement of an earlier process had a higher sequence."""
+        return int(self._value("announced"))
+
+    def note_announced(self, sequence: int) -> None:
+        """Keep a bound of the sequences of announcements that are about to go out."""
+        self._set("announced", str(sequence))
+
+    def start(self) -> Scores:
+        """What ``note_start`` has kept; empty: nothing."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'start'").fetchone()
+        return Scores() if row is None else msgspec.json.decode(row[0], type=Scores)
+
+    def note_start(self, scores: Scores) -> None:
+        """Keep what the server's model was scored before the first round."""
+        with self._db:
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES ('start', ?)",
+                (msgspec.json.encode(scores).decode(),),
+            )
+
+    def tenure(self, boot_id: str) -> Tenure:
+        """What the folder knows of leases; ``boot_id`` is that of this process.
+
+        The process before this one has ended for certain where its folder is this very one, whose
+        lock this one has, and no copy.
+        """
+        epoch, former, place = self._value("lease").split(" ")
+        here = os.fstat(self._lock)
+        ours = f"{platform.node()}:{here.st_dev}:{here.st_ino}".replace(" ", "_")
+        return Tenure(
+            epoch=int(epoch),
+            boot_id=former if place == ours else "",
+            note=lambda epoch: self._set("lease", f"{epoch} {boot_id} {ours}"),
+        )
+
+    def _value(self, key: str) -> str:
+        found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+        return found
+
+    def _set(self, key: str, value: str) -> None:
+        with self._db:
+            self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
+
+    def _check(self, identity: Mapping[str, str], folder: Path) -> None:
+        stored = dict(self._db.execute("SELECT key, value FROM meta"))
+        if stored and stored.get("format") != identity["format"]:
+            raise InputError(
+                f"run folder {folder}: its ledger has format {stored.get('format')}, this "
+                f"version reads {identity['format']}; choose another run_dir"
+            )
+        for key, value in identity.items():
+            if stored and stored.get(key) != value:
+                raise InputError(
+                    f"run folder {folder}: it holds a run with {key} {stored.get(key)}, the "
+                    f"federation file says {value}; choose another run_dir or restore the value"
+                )
+        with self._db:
+            self._db.executemany(
+                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
+                {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
+            )
