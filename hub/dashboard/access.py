@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,9 @@ COOKIE = "protofleet_operator"
 PATH = "/dashboard"
 _SESSIONS = 256
 _LASTS_S = 12 * 3600
+_TRAIL_BYTES = 256 << 10
+"""Of the audit trail's end, read for a page."""
+_TRAIL_LINES = 200
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +109,14 @@ class Access:
             return "expected the form of this session: load the page again"
         return ""
 
+    def trail(self) -> tuple[AuditRecord, ...]:
+        """What was done last, the latest first.
+
+        Raises:
+            OSError: the trail cannot be read.
+        """
+        return read_trail(self._audit)
+
     def note(self, request: Request, action: str, target: str, outcome: str) -> None:
         """Write what was done into the audit trail; on the disk when this returns.
 
@@ -127,6 +139,23 @@ class Access:
             os.fsync(file)
         finally:
             os.close(file)
+
+
+def read_trail(path: Path) -> tuple[AuditRecord, ...]:
+    """The latest records of an audit trail, the latest first; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, size - _TRAIL_BYTES))
+            lines = file.read().splitlines()[1 if start else 0 :]
+    except FileNotFoundError:
+        return ()
+    found = []
+    for line in reversed(lines[-_TRAIL_LINES:]):
+        # Half a line of a disk that was full is none.
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found.append(msgspec.json.decode(line, type=AuditRecord))
+    return tuple(found)
 
 
 def from_own_page(request: Request) -> bool:

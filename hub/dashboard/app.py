@@ -147,7 +147,12 @@ class Dashboard:
         if page.details is not None:
             watched = self._watch.runs[run.key]
             details = await asyncio.to_thread(page.details, watched, run, query)
-        asked = PageRequest(run=run, query=query, now_s=time.time(), runs=runs, details=details)
+        trail = None
+        if page.shows_trail and self._access.form_token(request):
+            trail = await asyncio.to_thread(self._access.trail)
+        asked = PageRequest(
+            run=run, query=query, now_s=time.time(), runs=runs, details=details, trail=trail
+        )
         return self._shown(
             request, name, run=run, runs=runs, title=page.title, view=page.view(asked)
         )

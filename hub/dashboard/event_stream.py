@@ -13,6 +13,7 @@ from protofleet.hub.dashboard.records import LoggedEvent
 
 KEPT = 2000
 _ROUNDS_KEPT = 64
+_LOGS_KEPT = 256
 _MOST_BYTES = 2 * MAX_BYTES
 """Read at once: all of a file."""
 _AGAINST = ("device_refused", "update_rejected", "task_refused")
@@ -30,6 +31,7 @@ class EventStream:
         deadlines: round → when it passes, Unix seconds.
         against: device → what of it was refused last: rule and reason.
         rounds: how many the run is to have; 0: not told.
+        logs: device → its last log, of the devices that sent one last.
         counts: events of each kind, those that were withheld, too.
         waiting: the last event that devices are waited for; None: a round has opened since.
     """
@@ -41,6 +43,7 @@ class EventStream:
         self.update_times: dict[int, dict[str, float]] = {}
         self.deadlines: dict[int, float] = {}
         self.against: dict[str, tuple[str, str]] = {}
+        self.logs: dict[str, LoggedEvent] = {}
         self.rounds = 0
         self.counts: Counter[str] = Counter()
         self.waiting: LoggedEvent | None = None
@@ -91,6 +94,8 @@ class EventStream:
             self.waiting = event
         elif kind == "update_received":
             self._note_update(event)
+        elif kind == "device_log":
+            self._note_log(event)
         elif kind in _AGAINST:
             self.against[event.device_id] = (
                 str(fields.get("rule", "")),
@@ -109,3 +114,9 @@ class EventStream:
         self.against.pop(event.device_id, None)
         while len(self.update_times) > _ROUNDS_KEPT:
             del self.update_times[min(self.update_times)]
+
+    def _note_log(self, event: LoggedEvent) -> None:
+        self.logs.pop(event.device_id, None)
+        self.logs[event.device_id] = event
+        while len(self.logs) > _LOGS_KEPT:
+            del self.logs[next(iter(self.logs))]

@@ -112,6 +112,7 @@ class RunReader:
             devices=self._merged(),
             events=tuple(stream.events),
             event_counts=dict(stream.counts),
+            logs=dict(stream.logs),
             joining=ledger.joining,
             update_times={key: dict(value) for key, value in stream.update_times.items()},
             rollout=ledger.rollout,

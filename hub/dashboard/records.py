@@ -124,6 +124,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         devices: by id, all that were ever heard of, invited or refused.
         events: the latest, the oldest first.
         event_counts: of each kind, since the event stream began.
+        logs: device → the last log that it sent, of the devices that sent one last.
         joining: bytes up and down that devices paid before their first round.
         update_times: round → device → when its update was taken, of the latest rounds.
         disk_free_bytes, disk_bytes: of the disk that the folder is on.
@@ -146,6 +147,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[str, DeviceView] = {}
     events: tuple[LoggedEvent, ...] = ()
     event_counts: Mapping[str, int] = {}
+    logs: Mapping[str, LoggedEvent] = {}
     joining: tuple[int, int] = (0, 0)
     update_times: Mapping[int, Mapping[str, float]] = {}
     rollout: Rollout | None = None

@@ -7,6 +7,8 @@ import json
 import pytest
 from tiny_bundle import tiny_bundle
 
+from protofleet.hub.dashboard.reading import RunReader
+
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=4)]
 
 _HEAD = ["time", "level", "side", "event"]
@@ -77,3 +79,7 @@ def test_the_log_of_a_round_that_failed_comes_only_from_the_device_that_may_send
     assert str(tmp_path) not in "".join(told[0]["lines"])
     stream = (federation.run_dir / "events.jsonl").read_text()
     assert json.loads(stream[stream.index('{"event":"device_log"') :].splitlines()[0]) == told[0]
+    shown = RunReader("home", federation.run_dir).read().logs
+    assert [(name, log.fields["lines"]) for name, log in shown.items()] == [
+        ("device1", told[0]["lines"])
+    ]

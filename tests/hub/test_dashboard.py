@@ -137,6 +137,17 @@ def test_an_act_needs_session_form_token_and_a_page_of_the_hub(client, access, r
     trail = (tmp_path / "keys" / "audit.jsonl").read_text().splitlines()
     outcomes = [json.loads(line)["outcome"].partition(":")[0] for line in trail]
     assert outcomes == ["failed"] * 2 + ["done"] + ["failed"] * 4 + ["done"]
+    shown = client.get("/dashboard/home/operate").text
+    shown = shown[shown.index("What was done") :]
+    assert re.findall(r"<td>(pause|sign-in)</td>", shown) == [
+        *["pause"] * 5,
+        "sign-in",
+        *["pause"] * 2,
+    ]
+    assert shown.count('class="state failed"') == 6
+    assert access.token not in shown
+    client.cookies.clear()
+    assert "What was done" not in client.get("/dashboard/home/operate").text
 
 
 def test_from_elsewhere_nothing_is_shown_without_the_token(run, tmp_path):

@@ -15,7 +15,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.coordinator.sightings import Sightings
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.hub.dashboard.access import Access
+from protofleet.hub.dashboard.access import Access, read_trail
 from protofleet.hub.dashboard.app import Dashboard
 from protofleet.hub.dashboard.pages.alerts import alerts_of
 from protofleet.hub.dashboard.prototypes import read_prototypes
@@ -94,6 +94,39 @@ def test_what_devices_write_is_shown_as_text(tmp_path):
     assert "&lt;script&gt;alert(1)" in text
     assert "<script>alert" not in text
     assert "\x1b" not in text
+
+
+def test_a_devices_last_log_is_shown_as_text_however_much_has_happened_since(tmp_path):
+    folder, name = tmp_path / "run", "anna"
+    with Ledger(folder, _IDENTITY) as ledger:
+        ledger.open_round(1, [name, "berta"], 1e9)
+    sent = {"event": "device_log", "time_s": 1.0, "device_id": name, "round_id": 7}
+    lines = ["first"] * 100 + ["<b>bad</b>\x1b[2J " + "x" * 5000] + ["last"] * 50
+    later = {"event": "waiting", "time_s": 2.0, "round_id": 1, "live": 0, "needed": 1}
+    stream = [sent | {"lines": lines}, *[later] * 3000]
+    (folder / "events.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, stream)) + b"\n")
+    client = _client(folder, tmp_path)
+    text = client.get(f"/home/device?id={name}").text
+    (log,) = re.findall(r'<pre class="log"[^>]*>(.*?)</pre>', text, re.DOTALL)
+    assert log.count("first") == 49
+    assert log.count("last") == 50
+    assert "&lt;b&gt;bad&lt;/b&gt;" in log
+    assert log.count("x") < 400
+    assert "\x1b" not in log
+    assert "when round 7 failed on it" in text
+    assert "It has sent none" in client.get("/home/device?id=berta").text
+
+
+@pytest.mark.parametrize("damage", [b"half a li", b"\xff\xfe", b'{"time_s": 1}'])
+def test_the_trail_is_read_from_its_end_over_damaged_lines(tmp_path, damage):
+    record = {"time_s": 1.0, "address": "::1", "session": "", "target": "", "outcome": "done"}
+    lines = [msgspec.json.encode(record | {"action": f"n{number}"}) for number in range(9000)]
+    path = tmp_path / "audit.jsonl"
+    assert read_trail(path) == ()
+    path.write_bytes(b"\n".join([*lines[:-1], damage, lines[-1]]) + b"\n")
+    assert path.stat().st_size > 256 << 10
+    found = [one.action for one in read_trail(path)]
+    assert found == [f"n{number}" for number in range(8999, 8800, -1)]
 
 
 def test_a_folder_without_a_run_and_a_damaged_one_say_so(tmp_path):

@@ -82,8 +82,10 @@ async function act(page: Page): Promise<void> {
   await told(watching, "running");
   await done(page, "Invite a device", { device: "zoe" });
   if (!(await page.locator("#outcome img.code").isVisible())) isWrong("the invitation has no code");
-  await page.getByRole("row", { name: /zoe.*invited/ }).waitFor();
+  const members = page.getByRole("region", { name: "Members" });
+  await members.getByRole("row", { name: /zoe.*invited/ }).waitFor();
   await done(page, "Revoke a device", { device: "zoe" });
+  await page.getByRole("region", { name: "What was done" }).getByRole("row", { name: /revoke zoe done/ }).waitFor();
   await done(page, "Publish a bundle", { bundle });
   await watching.goto(`${url}/operate`);
   await told(watching, "waiting"); // a first device has the bundle, and a round with it

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from protofleet.hub.dashboard.access import AuditRecord
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
 
@@ -22,6 +23,7 @@ class PageRequest:
         now_s: Unix seconds.
         runs: all that the dashboard shows, by key.
         details: what ``Page.details`` has read.
+        trail: what operators did, the latest first; None: who asks may not see it.
     """
 
     run: RunSnapshot
@@ -29,6 +31,7 @@ class PageRequest:
     now_s: float
     runs: Mapping[str, RunSnapshot]
     details: Any = None
+    trail: tuple[AuditRecord, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +43,14 @@ class Page:
         view: what its template ``NAME.html.jinja2`` gets as ``view``.
         details: reads what a snapshot does not hold, in a thread; takes the run, the snapshot and
             the address's query. None: nothing.
+        shows_trail: whether it shows what operators did.
         in_menu: others are reached from the pages that are.
     """
 
     title: str
     view: Callable[[PageRequest], Any]
     details: Callable[[WatchedRun, RunSnapshot, Mapping[str, str]], Any] | None = None
+    shows_trail: bool = False
     in_menu: bool = True
 
 

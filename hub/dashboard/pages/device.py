@@ -10,9 +10,11 @@ from protofleet.hub.dashboard.pages import PageRequest, chart
 from protofleet.hub.dashboard.pages.now import doing
 from protofleet.hub.dashboard.records import DeviceView, LoggedEvent, RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
 
 _EVENTS = 30
+_LOG_LINES, _LINE_CHARS = 100, 400
 _ROWS = 100
 _SHADES = 5
 
@@ -23,6 +25,15 @@ class ConfusionRow:
 
     name: str
     cells: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLogView:
+    """The last lines of a device's log, which it sent when ``round_id`` failed on it."""
+
+    time_s: float
+    round_id: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +53,7 @@ class DevicePageView:
     classes: tuple[str, ...] = ()
     confusion: tuple[ConfusionRow, ...] = ()
     events: tuple[LoggedEvent, ...] = ()
-    log: LoggedEvent | None = None
+    log: DeviceLogView | None = None
 
 
 def details(watched: WatchedRun, run: RunSnapshot, query: Mapping[str, str]) -> DeviceHistory:
@@ -82,8 +93,17 @@ def view(asked: PageRequest) -> DevicePageView:
         classes=names,
         confusion=table,
         events=own[:_EVENTS],
-        log=next((one for one in own if one.event == "device_log"), None),
+        log=_log(run.logs.get(name)),
     )
+
+
+def _log(event: LoggedEvent | None) -> DeviceLogView | None:
+    if event is None:
+        return None
+    found = list(event.fields.get("lines", ()))[-_LOG_LINES:]
+    lines = [printable(str(line))[:_LINE_CHARS] for line in found]
+    round_id = int(event.fields.get("round_id", 0))
+    return DeviceLogView(time_s=event.time_s, round_id=round_id, text="\n".join(lines))
 
 
 def _scaled(scaled: Callable[[float], float], value: float | None) -> float | None:

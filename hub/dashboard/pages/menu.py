@@ -24,6 +24,6 @@ PAGES = {
     "costs": Page(title="Bytes and cost", view=costs.view),
     "alerts": Page(title="Alerts", view=alerts.view, details=alerts.details),
     "federations": Page(title="Federations", view=federations.view),
-    "operate": Page(title="Operate", view=operate.view, details=operate.details),
+    "operate": Page(title="Operate", view=operate.view, details=operate.details, shows_trail=True),
 }
 """By name: ``/dashboard/RUN/NAME``, template ``NAME.html.jinja2``."""

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from protofleet.coordinator.invitations import Standing
 from protofleet.coordinator.rollout_rows import STAGES, Rollout
+from protofleet.hub.dashboard.access import AuditRecord
 from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.printable import printable
 
 _LISTED = 200
+_DONE = 40
+_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,24 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DoneRow:
+    """A line of the audit trail; ``device``: whom it was about; ``failed``: whether it was not."""
+
+    record: AuditRecord
+    device: str
+    failed: bool
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperateView:
-    """Attributes as the page shows them; ``device``: whom a form is about at first."""
+    """Attributes as the page shows them.
+
+    Attributes:
+        device: whom a form is about at first.
+        done: what was done with this run, and who signed in, the latest first; None: not to be
+            shown.
+    """
 
     members: Members
     listed: tuple[Standing, ...]
@@ -40,6 +60,7 @@ class OperateView:
     rollout: Rollout | None
     stage: str
     counts: tuple[tuple[str, int], ...]
+    done: tuple[DoneRow, ...] | None
 
 
 def details(watched: WatchedRun, _run: RunSnapshot, _query: Mapping[str, str]) -> Members:
@@ -64,4 +85,20 @@ def view(asked: PageRequest) -> OperateView:
         rollout=run.rollout,
         stage="" if run.rollout is None else STAGES[run.rollout.stage],
         counts=tuple(sorted(Counter(one.state for one in run.rollout_devices).items())),
+        done=None if asked.trail is None else _done(asked.trail, run.folder),
+    )
+
+
+def _done(trail: tuple[AuditRecord, ...], folder: str) -> tuple[DoneRow, ...]:
+    own = [
+        one for one in trail if one.target in ("", folder) or one.target.startswith(f"{folder}/")
+    ]
+    return tuple(
+        DoneRow(
+            record=one,
+            device=one.target.removeprefix(folder).removeprefix("/"),
+            failed=one.outcome.startswith("failed"),
+            outcome=printable(one.outcome)[:_TEXT],
+        )
+        for one in own[:_DONE]
     )
