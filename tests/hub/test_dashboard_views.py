@@ -71,6 +71,22 @@ def test_a_page_of_five_thousand_devices_is_small_in_every_order(crowd, tmp_path
     assert len(found) == 50
 
 
+def test_pages_of_a_crowd_swap_the_table_alone_and_have_addresses_of_their_own(crowd, tmp_path):
+    client = _client(crowd, tmp_path)
+
+    def links(query):
+        text = client.get(f"/home/fleet{query}").text
+        found = [re.search(rf'<a id="{name}"([^>]*)>', text)[1] for name in ("before", "next")]
+        for one in found:
+            assert re.findall(r' href="([^"]*)', one) == re.findall(r' hx-get="([^"]*)', one)
+            assert (' hx-target="#live"' in one) != (' aria-disabled="true"' in one)
+        return [re.findall(r"first=(\d+)", one)[:1] for one in found]
+
+    assert links("") == [[], ["50"]]
+    assert links("?first=50") == [["0"], ["100"]]
+    assert links("?first=4950") == [["4900"], []]
+
+
 @pytest.mark.parametrize("name", ["now", "rounds", "costs", "alerts", "federations", "model"])
 def test_other_pages_name_a_part_of_a_crowd(crowd, tmp_path, name):
     assert len(_client(crowd, tmp_path).get(f"/home/{name}").content) < 120_000

@@ -113,6 +113,42 @@ async function searchByKeyboard(page: Page): Promise<void> {
   await page.getByText("No device fits.").waitFor();
 }
 
+/** Sorting and searching change the table alone: the page, the focus and what was chosen before stay, the address follows. */
+async function sortInPlace(page: Page): Promise<void> {
+  await page.goto(`${url}/fleet`);
+  await page.evaluate("document.title = 'the same page'");
+  const heading = page.getByRole("columnheader", { name: "Device" });
+  await heading.getByRole("link").focus();
+  await page.keyboard.press("Enter");
+  await page.locator("th[aria-sort=descending]", { hasText: "Device" }).waitFor();
+  if (await page.evaluate("document.activeElement.id") !== "by-device") isWrong("sorting loses the focus");
+  await page.waitForURL(/[?&]sort=device/);
+  await page.getByRole("searchbox").focus();
+  await page.keyboard.type("a");
+  await page.waitForURL((address) => address.searchParams.get("search") === "a" && address.searchParams.get("order") === "descending");
+  await page.locator("th[aria-sort=descending]", { hasText: "Device" }).waitFor();
+  if (await page.evaluate("document.activeElement.name") !== "search") isWrong("searching loses the focus");
+  if (await page.title() !== "the same page") isWrong("sorting or searching loads the page anew");
+  await page.goBack();
+  await page.locator("th[aria-sort=ascending]", { hasText: "Device" }).waitFor();
+}
+
+/** Without scripts the table is sorted and searched, too, by loading the page. */
+async function sortWithoutScripts(): Promise<void> {
+  const context = await browser.newContext({ javaScriptEnabled: false });
+  const page = await context.newPage();
+  await page.goto(`${url}/fleet`);
+  const names = () => page.locator("tbody th a").allInnerTexts();
+  const before = await names();
+  await page.getByRole("columnheader", { name: "Device" }).getByRole("link").click();
+  if ((await names()).join() !== before.reverse().join()) isWrong("without scripts nothing is sorted");
+  await page.getByRole("searchbox").fill(before[0]!);
+  await page.getByRole("button", { name: "Find" }).click();
+  if ((await names()).join() !== before[0]) isWrong("without scripts nothing is searched");
+  if (new URL(page.url()).searchParams.get("order") !== "descending") isWrong("without scripts a search forgets the order");
+  await context.close();
+}
+
 async function switchTheme(page: Page): Promise<void> {
   await page.emulateMedia({ colorScheme: "light" });
   await page.goto(`${url}/now`);
@@ -126,6 +162,8 @@ async function switchTheme(page: Page): Promise<void> {
 
 async function look(page: Page): Promise<void> {
   await searchByKeyboard(page);
+  await sortInPlace(page);
+  await sortWithoutScripts();
   await switchTheme(page);
   for (const [name, address] of await pagesOf(page)) {
     await page.goto(address);
