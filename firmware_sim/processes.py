@@ -63,7 +63,7 @@ class EventFollower:
     """Reads the JSON events that another process writes, line by line, while it writes them.
 
     Args:
-        path: the growing file.
+        path: the growing file; the other process makes it, maybe later.
         position: where to begin, in bytes.
     """
 
@@ -73,6 +73,8 @@ class EventFollower:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Events of whole lines written since the last call."""
+        if not self.path.exists():
+            return
         with self.path.open("rb") as file:
             file.seek(self._position)
             written = file.read()

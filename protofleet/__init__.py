@@ -7,6 +7,7 @@ here, or named in ``docs/``, is private and may change.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from protofleet.datasets import DeviceData
     from protofleet.datasets.pool import Pool
     from protofleet.edge import PersonalModel, Predictions, open_bundle, open_personal
+
+# From 1.29 ONNX Runtime tells its maker of each model that it opens, by a thread that the import
+# starts: nothing may leave a device that its owner does not know of.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 __all__ = [
     "DeviceData",

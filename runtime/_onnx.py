@@ -138,7 +138,7 @@ def _open_session(model: bytes, where: str, *, threads: int, use_kernels: bool) 
     """
     import onnxruntime  # noqa: PLC0415 a device's other processes never load it
 
-    _share_arena()
+    _set_up()
     options = _options(onnxruntime, threads)
     if use_kernels:
         options.register_custom_ops_library(_alp.library_with_alp())
@@ -158,10 +158,14 @@ def _tensors(found: Sequence[Any]) -> dict[str, Tensor]:
 
 
 @cache
-def _share_arena() -> None:
-    """One arena for all sessions of the process: evaluation runs in what training has left."""
+def _set_up() -> None:
+    """One arena for all sessions of the process: evaluation runs in what training has left.
+
+    And no telemetry, also where ONNX Runtime was imported before ``protofleet`` could say so.
+    """
     import onnxruntime  # noqa: PLC0415 as above
 
+    onnxruntime.disable_telemetry_events()
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu",
         onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,

@@ -121,13 +121,15 @@ class ChaosFederation:
         until = time.monotonic() + self.setup.limit_s
         with ThreadPoolExecutor(1) as pool:
             beside = pool.submit(disturb or (lambda _: None), self)
-            while time.monotonic() < until and not self.over:
-                self._follow(follower)
-                self._start_again()
-                time.sleep(_LOOK_S)
-                if beside.done():
-                    beside.result()
-            self._tell_over()
+            try:
+                while time.monotonic() < until and not self.over:
+                    self._follow(follower)
+                    self._start_again()
+                    time.sleep(_LOOK_S)
+                    if beside.done():
+                        beside.result()
+            finally:  # else the pool would wait for ever for who waits for a round
+                self._tell_over()
         return self._leave()
 
     def await_round(self, number: int) -> bool:

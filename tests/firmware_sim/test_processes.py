@@ -95,6 +95,14 @@ def test_events_are_read_once_and_by_whole_lines(tmp_path):
     assert list(follower.read()) == []
 
 
+def test_a_process_that_has_not_begun_to_write_has_told_nothing(tmp_path):
+    path = tmp_path / "events.jsonl"
+    follower = EventFollower(path)
+    assert list(follower.read()) == []
+    path.write_bytes(b'{"a":1}\n')
+    assert list(follower.read()) == [{"a": 1}]
+
+
 def test_stop_kills_what_does_not_listen(tmp_path):
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); "
     out = tmp_path / "out"
