@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -29,9 +30,9 @@ class PrototypeLayer(msgspec.Struct, frozen=True, kw_only=True):
         rounds: after which, rising.
         count: how many prototypes there are; ``shown``: how many of them are among the points.
         points: of the last round ``(shown, 2)``, on the plane of all rounds' first two components.
-        moves: from the nearest prototype of the round before to each shown one, of each round after
-            the first: ``(x, y)`` and ``(x, y)``.
-        shift: how far the last round's lie from those sources, in all dimensions, on average.
+        moves: of each shown prototype from its place after a round to that after the next:
+            ``(x, y)`` and ``(x, y)``. A prototype is its row: strategies keep their order.
+        shift: how far the last round moved all of them, in all dimensions, on average.
         shares: of the variance, of the two components.
     """
 
@@ -70,7 +71,7 @@ def _layers(files: tuple[tuple[Path, int], ...]) -> tuple[PrototypeLayer, ...]:
     layers = []
     for name in names[:_LAYERS]:
         values = {round_id: found[name] for round_id, found in states.items()}
-        if len({value.shape[1] for value in values.values()}) == 1:
+        if len({value.shape for value in values.values()}) == 1:
             layers.append(_layer(name, values))
     return tuple(layers)
 
@@ -78,30 +79,20 @@ def _layers(files: tuple[tuple[Path, int], ...]) -> tuple[PrototypeLayer, ...]:
 def _layer(name: str, values: dict[int, NDArray[np.float64]]) -> PrototypeLayer:
     rounds = tuple(sorted(values))
     ordered = [values[round_id] for round_id in rounds]
-    kept = [value[:: max(1, -(-len(value) // _POINTS))] for value in ordered]
-    sources, shift = [], 0.0
-    for before, after in zip(ordered[:-1], kept[1:], strict=True):
-        apart = np.linalg.norm(after[:, None] - before[None], axis=2)
-        sources.append(before[apart.argmin(1)])
-        shift = float(apart.min(1).mean())
-    parts = [*kept, *sources]
-    plane, shares = principal_plane(np.concatenate(parts))
-    placed = [
-        [(float(x), float(y)) for x, y in part]
-        for part in np.split(plane, np.cumsum([len(part) for part in parts])[:-1])
-    ]
-    targets, origins = placed[1 : len(kept)], placed[len(kept) :]
+    last = ordered[-1]
+    kept = [value[:: max(1, -(-len(last) // _POINTS))] for value in ordered]
+    plane, shares = principal_plane(np.concatenate(kept))
+    places = [[(float(x), float(y)) for x, y in part] for part in np.split(plane, len(kept))]
+    moved = np.linalg.norm(last - ordered[-2], axis=1) if len(ordered) > 1 else np.zeros(1)
     return PrototypeLayer(
         name=name,
         rounds=rounds,
-        count=len(ordered[-1]),
+        count=len(last),
         shown=len(kept[-1]),
-        points=tuple(placed[len(kept) - 1]),
+        points=tuple(places[-1]),
         moves=tuple(
-            (start, end)
-            for starts, ends in zip(origins, targets, strict=True)
-            for start, end in zip(starts, ends, strict=True)
+            move for before, after in pairwise(places) for move in zip(before, after, strict=True)
         ),
-        shift=shift,
+        shift=float(moved.mean()),
         shares=shares,
     )

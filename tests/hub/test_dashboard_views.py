@@ -206,18 +206,22 @@ def test_a_run_that_goes_well_has_no_alert():
     assert alerts_of(_run(devices=devices, committed=committed, disk_bytes=0), now_s=1.0) == ()
 
 
-def test_prototypes_move_from_the_nearest_one_of_the_round_before(tmp_path):
+def test_prototypes_move_from_their_own_places_of_the_round_before(tmp_path):
     states = tmp_path / "states"
     states.mkdir()
     first = np.array([[0, 0, 0], [10, 0, 0], [0, 10, 0]], np.float32)
-    second = first[::-1] + np.float32([[1, 0, 0]])  # in another order, each moved by one
+    # Each moved by more than the way to another's place.
+    second = np.roll(first, 1, axis=0)
     for round_id, values in ((1, first), (2, second)):
         tensors = {"state/l.global_prototypes": values, "params/w": np.ones((4, 4), np.float32)}
         (states / f"{round_id:06d}.safetensors").write_bytes(blobs.encode(tensors))
     (layer,) = read_prototypes(tmp_path)
-    assert (layer.rounds, layer.count, layer.shift) == ((1, 2), 3, pytest.approx(1.0))
+    ways = [10.0, 10.0, 200**0.5]
+    assert (layer.rounds, layer.count) == ((1, 2), 3)
+    assert layer.shift == pytest.approx(np.mean(ways))
     lengths = [np.linalg.norm(np.subtract(end, start)) for start, end in layer.moves]
-    assert lengths == pytest.approx([1.0] * 3, abs=1e-6)
+    assert sorted(lengths) == pytest.approx(ways)
+    assert [end for _, end in layer.moves] == list(layer.points)
 
 
 def test_the_model_page_draws_the_prototypes_of_a_runs_states(tmp_path):
@@ -233,6 +237,7 @@ def test_the_model_page_draws_the_prototypes_of_a_runs_states(tmp_path):
     assert "100 of 200 after round 3" in text
     assert text.count('<circle class="prototype"') == 100
     assert text.count('<line class="moved"') == 100
+    assert "Devices' own are not shown" in text
     assert "Drift of devices from the server" in text
 
 

@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT, _EDGE = 480.0, 320.0, 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """From a prototype's source to where it is now, in pixels."""
+    """From a prototype's place after a round to that after the next, in pixels."""
 
     x1: float
     y1: float
