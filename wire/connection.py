@@ -187,7 +187,7 @@ class Connection:
     Attributes:
         max_packet_bytes: the broker's limit; None if it states none.
         asking: whether a filter of ``ask`` is subscribed, or about to be.
-        listening: filters of ``listen`` that are.
+        unanswered: subscriptions of ``listen``, by packet id, until the broker answers them.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Connection:
     ) -> None:
         self.max_packet_bytes: int | None = None
         self.asking = False
-        self.listening: set[str] = set()
+        self.unanswered: set[int] = set()
         self._in_flight_max = IN_FLIGHT_MAX
         self._options = options
         self._protocol = protocol
@@ -319,21 +319,19 @@ class Connection:
 
     def subscribe(self) -> None:
         """Subscribe to our own filters; once more makes the broker send what it retains again."""
-        if self._protocol == MQTTProtocolVersion.MQTTv5:
-            self._client.subscribe(
-                [(name, SubscribeOptions(qos=1)) for name in self._options.filters]
-            )
-        else:
-            self._client.subscribe([(name, 1) for name in self._options.filters])
+        five = self._protocol == MQTTProtocolVersion.MQTTv5
+        quality: Any = SubscribeOptions(qos=1) if five else 1
+        self._client.subscribe([(name, quality) for name in self._options.filters])
 
     def listen(self, topics: str) -> None:
         """Subscribe to one filter more; nobody is told if the broker forbids it."""
-        self.listening.add(topics)
-        self._client.subscribe(topics, 1)
+        with self._lock:  # the answer may come before ``subscribe`` returns
+            _, packet_id = self._client.subscribe(topics, 1)
+            if packet_id is not None:
+                self.unanswered.add(packet_id)
 
     def stop_listening(self, topics: str) -> None:
         """Unsubscribe from what ``listen`` subscribed to."""
-        self.listening.discard(topics)
         self._client.unsubscribe(topics)
 
     def ask(self, topics: str) -> None:
@@ -415,10 +413,12 @@ class Connection:
             self._opened()
 
     def _on_subscribe(
-        self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _props: Any
+        self, _client: Client, _data: Any, mid: int, codes: list[ReasonCode], _props: Any
     ) -> None:
+        with self._lock:
+            self.unanswered.discard(mid)
         if self._opened_at is not None:
-            return  # the answer to ``ask``
+            return  # the answer to ``ask`` or ``listen``
         refused = [code for code in codes if code.is_failure]
         if refused:
             self.abort(Ending(reason=f"subscription refused: {refused[0]}", code=NOT_AUTHORIZED))

@@ -213,8 +213,9 @@ class DeviceEndpoint(Endpoint):
 
     def _take(self, event: LinkEvent | None) -> None:
         if isinstance(event, Disconnected):
-            # Some brokers end a connection that subscribes to what their list forbids.
-            self._unheard += any(not heard for heard in self._listening.values())
+            # Some brokers end a connection that subscribes to what their list forbids. An end that
+            # comes later says nothing of that; else a flapping link would never listen again.
+            self._unheard += event.unanswered
             self._listening.clear()
         super()._take(event)
 

@@ -66,10 +66,14 @@ VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is gone or was refused; the link tries again unless ``final``."""
+    """The connection is gone or was refused; the link tries again unless ``final``.
+
+    ``unanswered``: before the broker had answered a ``listen``, so perhaps because of it.
+    """
 
     reason: str
     final: bool = False
+    unanswered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +271,11 @@ class Link:
             if self._closing.is_set():
                 return
             # Some brokers end a connection that subscribes to what an access list forbids.
-            final = ending.code in FINAL_CODES and not connection.listening
+            unanswered = bool(connection.unanswered)
+            final = ending.code in FINAL_CODES and not unanswered
             if connection.asking:
                 self._may_ask = final = False
-            self._put(Disconnected(ending.reason, final))
+            self._put(Disconnected(ending.reason, final, unanswered))
             if final:
                 return
             wait_s, attempt = self._after(ending, attempt)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
-from brokers import mosquitto
+from brokers import KillableBroker, mosquitto
 from keyed import BUNDLE, Keyed
 
+from protofleet.wire import link
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.carousel import shared_version
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import UNHEARD_MAX, DeviceEndpoint
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected
+from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Presence, Task
 from protofleet.wire.protection import CoordinatorProtection, DeviceProtection
 from protofleet.wire.topics import Topics
@@ -53,7 +54,7 @@ class _Fleet:
             for name in _NAMES
         }
         self.here, self.payloads, self.delivered = set(), [], set()
-        self.offers = {}
+        self.offers, self.cut_off = {}, set()
         for one in (self.coordinator, *self.devices.values()):
             one.start()
         self._run(lambda: self.here == set(_NAMES))
@@ -68,6 +69,21 @@ class _Fleet:
         self._run(lambda: self.delivered == set(_NAMES))
         assert self.payloads == [_BLOB] * len(_NAMES)
         return self.coordinator.traffic.socket_up_bytes - before
+
+    def meet(self):
+        """Every device has heard what the coordinator said behind all that they asked for."""
+        for _ in range(2):
+            self.here = set()
+            self.coordinator.publish(_ANNOUNCEMENT)
+            self._run(lambda: self.here == set(_NAMES))
+
+    def meet_again(self, broker):
+        """After a restart of the broker."""
+        self.cut_off = set()
+        broker.restart()
+        self._run(lambda: self.cut_off == set(_NAMES))
+        self.here = set()
+        self._run(lambda: self.here == set(_NAMES))
 
     def hears(self, version):
         """Whether any device is still sent what comes to all under a version."""
@@ -109,6 +125,8 @@ class _Fleet:
 
     def _on_device(self, name, device, event):
         match event:
+            case Disconnected():
+                self.cut_off.add(name)
             case Connected() | PeerMessage(message=Announcement()):
                 device.publish(Presence(device_id=name, boot_id="b", status="online"))
             case PeerMessage(message=Task() as task):
@@ -181,3 +199,26 @@ def test_where_the_broker_keeps_it_back_devices_ask_and_soon_do_not_listen(tmp_p
     # Turns that nobody hears come on top of four copies, as long as somebody listens.
     assert sent[0] > 4.9 * len(_BLOB)
     assert sent[-1] < 4.1 * len(_BLOB)
+
+
+@pytest.mark.mosquitto
+def test_a_device_that_was_cut_off_before_it_heard_anything_listens_all_the_same(
+    tmp_path, monkeypatch
+):
+    """A broker that has answered the subscription has not ended the connection because of it."""
+    monkeypatch.setattr(link, "BACKOFF_MIN_S", 0.05)
+    monkeypatch.setattr(link, "BACKOFF_MAX_S", 0.05)
+    offer = describe(_BLOB, kind="payload", device_id="pi-1", round_id=1, chunk_bytes=1000)
+    version = shared_version(offer.sha256, offer.chunk_bytes)
+    with KillableBroker(tmp_path) as broker:
+        fleet = _Fleet(broker.url, tmp_path)
+        try:
+            for _ in range(UNHEARD_MAX):
+                fleet.devices["pi-1"].expect(offer, version)
+                fleet.meet()
+                fleet.meet_again(broker)
+                fleet.devices["pi-1"].cancel(offer.transfer_id)
+            fleet.devices["pi-1"].expect(offer, version)
+            assert fleet.hears(version)
+        finally:
+            fleet.close()
