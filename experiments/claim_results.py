@@ -13,7 +13,7 @@ from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
 from protofleet.experiments.comparisons import Outcome, compare
 from protofleet.experiments.config import Experiment, Method, digest
-from protofleet.experiments.runner import RunOptions, run_experiment
+from protofleet.experiments.runner import RunOptions, run_experiment, spare_finished
 from protofleet.experiments.store import MethodResult, load_results
 from protofleet.experiments.table import group, trained
 from protofleet.strategies.scores import MetricName
@@ -222,10 +222,14 @@ def run_missing(
         console: progress goes here.
 
     Raises:
-        InputError: a file does not fit the data or the code.
+        InputError: a file does not fit the data or the code, or finished runs of another engine
+            would be lost.
         ProtofleetError: runs of an experiment stopped; those after it were not begun.
     """
-    for name, experiment in experiments_of(claims).items():
+    tested = experiments_of(claims)
+    for name, experiment in tested.items():
+        spare_finished(folder / name, experiment, options.engine, None)
+    for name, experiment in tested.items():
         if progress_of(name, experiment, folder / name).finished:
             continue
         console.print(f"[bold]{name}[/bold]: {experiment.title}")

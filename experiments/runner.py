@@ -28,10 +28,12 @@ from protofleet.experiments.store import (
     Engine,
     MethodResult,
     claim,
+    load_results,
     load_run,
     run_folder,
     save_result,
 )
+from protofleet.experiments.table import trained
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
@@ -283,3 +285,22 @@ def _scores(done: RoundRecord, metric: MetricName) -> str:
         if name not in done.scores.more and (found := metrics.get(metric))
     ]
     return f"{METRICS[metric].label} " + ", ".join(shown) if shown else "no scores"
+
+
+def spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | None) -> None:
+    """Raise InputError if less, or with another engine, would be trained over finished results.
+
+    Args:
+        folder: of the experiment's runs.
+        asked: the experiment with the methods and seeds that are to run.
+        engine: that is to run them.
+        rounds: instead of the experiment's; None: those.
+    """
+    planned = {method.label: rounds or asked.rounds_of(method) for method in asked.methods}
+    for result in load_results(folder, asked):
+        done = len(trained(result))
+        if result.finished and (result.engine != engine or planned[result.label] < done):
+            raise InputError(
+                f"folder '{folder}': it holds '{result.label}' with seed {result.seed}, {done} "
+                f"rounds by the engine {result.engine}, which would be lost; choose another --out"
+            )

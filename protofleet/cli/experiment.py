@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ from protofleet.cli._stopping import on_interrupt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from protofleet.experiments.claim_registry import RegisteredClaim
-    from protofleet.experiments.claim_results import ClaimResult
     from protofleet.experiments.config import Experiment
     from protofleet.experiments.store import MethodResult
     from protofleet.experiments.table import Table
@@ -159,9 +157,8 @@ def run(
     import msgspec
     from rich.console import Console
 
-    from protofleet.errors import UnavailableError
     from protofleet.experiments.config import find, load_experiment, name_of
-    from protofleet.experiments.runner import RunOptions, run_experiment
+    from protofleet.experiments.runner import RunOptions, run_experiment, spare_finished
 
     if options["broker"] and options["engine"] != "mqtt":
         raise click.UsageError("--broker is for --engine mqtt")
@@ -171,7 +168,7 @@ def run(
         whole = msgspec.structs.replace(whole, diagnostics=True)
     asked = _narrowed(whole, seeds, methods)
     folder = out or _default_folder(path)
-    _spare_finished(folder, asked, options["engine"], options["rounds"])
+    spare_finished(folder, asked, options["engine"], options["rounds"])
     console = Console()
     chosen = RunOptions(
         data_root=data_root or _default_data_root(),
@@ -179,11 +176,8 @@ def run(
         labels=methods or None,
         **options,
     )
-    try:
-        with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
-            results = run_experiment(name_of(path), whole, folder, chosen, console)
-    except OSError as error:
-        raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
+    with _kept(folder):
+        results = run_experiment(name_of(path), whole, folder, chosen, console)
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
 
 
@@ -343,7 +337,6 @@ def claims(
     """  # noqa: D301 - click's mark for lines to keep
     from rich.console import Console
 
-    from protofleet.errors import UnavailableError
     from protofleet.experiments import claim_text
     from protofleet.experiments.claim_registry import (
         CLAIMS,
@@ -364,17 +357,11 @@ def claims(
     known = load_claim_results(earlier) if earlier else {}
     if pictures is not None:
         check_writable_folder(pictures, "--pictures")
-    tested = experiments_of(chosen)
     console = Console()
     if not status:
-        for name, one in tested.items():
-            _spare_finished(out / name, one, options["engine"], None)
         asked = RunOptions(data_root=data_root or _default_data_root(), **options)
-        try:
-            with on_interrupt(f"to go on: the same command; '{out}' keeps what is done"):
-                run_missing(chosen, out, asked, console)
-        except OSError as error:
-            raise UnavailableError(f"folder '{out}': {error}; nothing finished is lost") from error
+        with _kept(out):
+            run_missing(chosen, out, asked, console)
     stored = [result_of(one, out) for one in chosen]
     results = [or_earlier(one, known.get(one.id)) for one in stored]
     found = {
@@ -384,57 +371,17 @@ def claims(
         claim_text.show_progress(found, console)
     claim_text.show(results, console)
     ours = {one.id for one, told in zip(stored, results, strict=True) if one is told}
-    drawn = {} if pictures is None else _draw_claims(chosen, results, ours, out, pictures)
-    if json_file is not None:
-        _write_claims(json_file, results)
-    if markdown is not None:
-        _write_page(markdown, results, drawn)
+    if pictures is None and json_file is None and markdown is None:
+        return
+    from protofleet.experiments import claim_files  # loads matplotlib
 
-
-def _draw_claims(
-    chosen: list[RegisteredClaim],
-    results: list[ClaimResult],
-    ours: set[str],
-    out: Path,
-    folder: Path,
-) -> dict[str, Path]:
-    """Pictures of the claims that have anything to show; others' curves are not here to draw."""
-    from protofleet.experiments.claim_figures import draw
-    from protofleet.experiments.claim_results import current_runs
-
-    folder.mkdir(parents=True, exist_ok=True)
     drawn = {}
-    for one, result in zip(chosen, results, strict=True):
-        path = folder / f"claims-{result.id}.png"
-        if result.id not in ours:
-            if path.is_file():
-                drawn[result.id] = path
-        elif any(outcome.estimate for outcome in result.outcomes):
-            runs = current_runs(one.experiment, out / result.experiment)
-            draw(result, runs, path)
-            drawn[result.id] = path
-    return drawn
-
-
-def _write_claims(path: Path, results: list[ClaimResult]) -> None:
-    """A JSON list with a line for each claim."""
-    import msgspec
-
-    from protofleet.durable import replace_whole
-
-    lines = b",\n".join(map(msgspec.json.encode, results))
-    replace_whole(path, b"[\n" + lines + b"\n]\n", shared=True)
-
-
-def _write_page(path: Path, results: list[ClaimResult], drawn: dict[str, Path]) -> None:
-    from protofleet.durable import replace_whole
-    from protofleet.experiments.claim_text import page
-
-    seen = {
-        key: Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
-        for key, picture in drawn.items()
-    }
-    replace_whole(path, page(results, seen).encode(), shared=True)
+    if pictures is not None:
+        drawn = claim_files.draw_claims(chosen, results, ours, out, pictures)
+    if json_file is not None:
+        claim_files.write_results(json_file, results)
+    if markdown is not None:
+        claim_files.write_page(markdown, results, drawn)
 
 
 def _conclude(
@@ -492,20 +439,16 @@ def _narrowed(
     return msgspec.structs.replace(whole, seeds=seeds or whole.seeds, methods=methods)
 
 
-def _spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | None) -> None:
-    """Refuse to train less, or with another engine, over results that are finished."""
-    from protofleet.errors import InputError
-    from protofleet.experiments.store import load_results
-    from protofleet.experiments.table import trained
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """An interruption or a failing disk ends the block with a line that says how to go on."""
+    from protofleet.errors import UnavailableError
 
-    planned = {method.label: rounds or asked.rounds_of(method) for method in asked.methods}
-    for result in load_results(folder, asked):
-        done = len(trained(result))
-        if result.finished and (result.engine != engine or planned[result.label] < done):
-            raise InputError(
-                f"folder '{folder}': it holds '{result.label}' with seed {result.seed}, {done} "
-                f"rounds by the engine {result.engine}, which would be lost; choose another --out"
-            )
+    try:
+        with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
+            yield
+    except OSError as error:
+        raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
 
 
 def _default_folder(path: Path) -> Path:
