@@ -23,9 +23,8 @@ from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
-from protofleet.federation import schedule
+from protofleet.federation import membership, schedule
 from protofleet.federation.claims import learned_bounds
-from protofleet.federation.membership import marked
 from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
@@ -155,8 +154,8 @@ class Rounds:
 
     def stored(self, *device_ids: str) -> None:
         """Updates of these devices are in the ledger, all in the round that is open or awaited."""
-        for device_id in device_ids[:-1]:  # each counts before the round may close
-            self.state = marked(self.state, schedule.UpdateStored(device_id))
+        # All count before the round may close.
+        self.state = membership.stored(self.state, device_ids[:-1])
         self.apply(schedule.UpdateStored(device_ids[-1]))
 
     def _do(self, action: schedule.ScheduleAction) -> None:
@@ -203,12 +202,15 @@ class Rounds:
         tasks = {one: self.state.task_of(one) for one in clients}
         payloads = {one: self.payloads.payload_for(of, one) for one, of in tasks.items()}
         alike = Counter(one.path for one in payloads.values())
+        made: dict[tuple[int, float], Task] = {}
         for device_id, round_id in tasks.items():
             payload = payloads[device_id]
             work = self._work_of(device_id, round_id)
+            if (round_id, work) not in made:
+                made[round_id, work] = msgspec.structs.replace(task, round_id=round_id, work=work)
             offer = self._endpoint.send_task(
                 device_id,
-                msgspec.structs.replace(task, round_id=round_id, work=work),
+                made[round_id, work],
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +58,22 @@ def marked(state: RoundState, event: UpdateStored | DeviceFailed | UpdateRefused
             return replace(state, failed=state.failed | member)
         case UpdateRefused():
             return replace(state, refused=state.refused | member)
+
+
+def stored(state: RoundState, device_ids: Collection[str]) -> RoundState:
+    """As ``marked`` with ``UpdateStored`` for one device after the other.
+
+    The sets, which grow with the round, are copied once for all of them.
+    """
+    late = frozenset(one for one in device_ids if one in state.late)
+    in_time = frozenset(one for one in device_ids if one not in late and state.task_of(one))
+    kept = {one: task for one, task in state.late.items() if one not in late}
+    return replace(
+        state,
+        late=MappingProxyType(kept) if late else state.late,
+        late_delivered=state.late_delivered | late if late else state.late_delivered,
+        delivered=state.delivered | in_time if in_time else state.delivered,
+    )
 
 
 def following(state: RoundState, patience: int) -> RoundState:

@@ -33,7 +33,7 @@ from protofleet.kernels.kmeans import (
     kmeans_restarts,
 )
 from protofleet.kernels.mean import WeightedMean
-from protofleet.kernels.native.pool import set_threads
+from protofleet.kernels.native.pool import set_threads, threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import CacheState, Warmed, cache_state, warm
 from protofleet.kernels.norms import squared_distance, squared_distances
@@ -102,6 +102,7 @@ __all__ = [
     "sinkhorn",
     "squared_distance",
     "squared_distances",
+    "threads",
     "topk_decode",
     "topk_encode",
     "uniform_loss",

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from protofleet.kernels.native.pool import spread, threads
 from protofleet.kernels.native.switch import backend
 
+_GRAIN = 1 << 16
+"""Numbers that are worth another thread."""
+
 
 def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) -> float:
     """The sum of the squares of ``values - start``, of ``values`` alone without ``start``.
@@ -32,7 +35,7 @@ def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) ->
 def squared_distances(
     vectors: Iterable[NDArray[Any] | None], start: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """``squared_distance`` of each to ``start``, NaN for None; one vector per thread at a time.
+    """``squared_distance`` of each to ``start``, NaN for None; long vectors on a thread each.
 
     Args:
         vectors: floats of the shape of ``start``; no more are held than there are threads.
@@ -45,7 +48,8 @@ def squared_distances(
     left = iter(vectors)
     while some := tuple(islice(left, threads())):
         found.append(np.full(len(some), np.nan))
-        spread(partial(_measure, some, start, found[-1]), len(some), 1)
+        grain = max(1, _GRAIN // max(start.size, 1))
+        spread(partial(_measure, some, start, found[-1]), len(some), grain)
     return np.concatenate(found) if found else np.empty(0)
 
 

@@ -58,6 +58,7 @@ class CoordinatorEndpoint(Endpoint):
         key = self._protection.content_key
         self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
         self._carousels = Carousels(content_key=key)
+        self._latest_task: tuple[Task | None, Task | None] = (None, None)
         # A chunk for all is worth more than one for one.
         self._senders[:] = [self._carousels, self._sender, self._bundle_sender]
 
@@ -146,9 +147,17 @@ class CoordinatorEndpoint(Endpoint):
             coding=coding,
         )
         version = self._carousels.add(device_id, source, offer) if shared else ""
-        task = msgspec.structs.replace(task, shared=version)
+        task = self._with_version(task, version)
         self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
         return offer
+
+    def _with_version(self, task: Task, version: str) -> Task:
+        """Of a task that many devices get, the same one each time: each is kept until answered."""
+        known, made = self._latest_task
+        if made is None or known is not task or made.shared != version:
+            made = msgspec.structs.replace(task, shared=version)
+            self._latest_task = (task, made)
+        return made
 
     @on_disk()
     def send_bundle(

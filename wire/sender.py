@@ -78,6 +78,8 @@ class Allowance:
         key: the transfer.
     """
 
+    __slots__ = ("_at", "_left", "_most", "_rate", "key")  # there is one for each device
+
     def __init__(self, offer: TransferOffer, now: float) -> None:
         self.key = offer.transfer_id
         chunk_bytes = min(offer.chunk_bytes, offer.total_bytes)
@@ -106,6 +108,20 @@ class OutboundTransfer:
         offered_at: when it was offered last on this connection.
         wanted: chunk indices asked for and not yet handed out, in order, without repetition.
     """
+
+    __slots__ = (  # there is one for each device
+        "_cipher",
+        "_content_key",
+        "_repeat_s",
+        "_source",
+        "_task",
+        "allowance",
+        "device_id",
+        "due",
+        "offer",
+        "offered_at",
+        "wanted",
+    )
 
     def __init__(  # noqa: PLR0913 - what is sent, each named at the call
         self,
@@ -191,7 +207,7 @@ class OutboundTransfer:
     def _cut(self, offer: TransferOffer) -> None:
         """Take a grid, which has a key of its own: a nonce names one place of one grid."""
         key = self._content_key(offer.sha256, offer.chunk_bytes)
-        self.offer = replace(offer, key=key)
+        self.offer = offer if offer.key == key else replace(offer, key=key)
         self._cipher = ChunkCipher(key, offer.transfer_id) if key else None
 
     def _affordable(self, now: float) -> int:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.kernels import squared_distances
+from protofleet.kernels import squared_distances, threads
 from protofleet.strategies.aggregation.aggregator import (
     Aggregator,
     Rows,
@@ -59,41 +60,79 @@ def clipped(
         tell: called for each term that is shortened.
     """
 
-    def limit(old: Vector, terms: Terms) -> Terms:
-        counted = (vector if weight else None for vector, weight in terms)
-        norms = np.sqrt(squared_distances(counted, old))
+    def limited(old: Vector, terms: Terms, norms: NDArray[np.float64]) -> Terms:
         threshold = _threshold(norms, multiple)
-        if not (norms > threshold).any():
-            return terms
-        for position in np.flatnonzero(norms > threshold).tolist():
+        long = np.flatnonzero(norms > threshold).tolist()
+        for position in long:
             tell(Clipped(position, float(norms[position]), threshold))
+        return _shortened(old, terms, norms, threshold) if long else terms
 
-        def read() -> Iterator[Term]:
-            for (vector, weight), norm in zip(terms, norms, strict=True):
-                yield (
-                    (shortened(vector, old, threshold / norm) if norm > threshold else vector),
-                    weight,
-                )
+    def limit(old: Vector, terms: Terms) -> Terms:
+        return limited(old, terms, _norms(old, terms))
 
-        return TermsReader(read, len(terms))
+    def combine(old: Vector, terms: Terms) -> Vector | None:
+        if not rule.incremental:
+            return rule.combine(old, limit(old, terms))
+        # Mostly nothing is longer: the terms, which may lie on a disk, are then read once.
+        measured = _Measured(old, terms)
+        combined = rule.combine(old, measured)
+        others = limited(old, terms, np.array(measured.norms))
+        return combined if others is terms else rule.combine(old, others)
 
     def combine_rows(old: Rows, terms: Iterable[RowsTerm]) -> Rows:
         # Copies: views would keep whole updates in memory.
         held = [(rows.copy(), weights) for rows, weights in terms]
         for index in range(len(old)):
             column = [(rows[index], float(weights[index])) for rows, weights in held]
-            limited = limit(old[index], column)
-            if limited is not column:
-                for (rows, _), (vector, _) in zip(held, list(limited), strict=True):
+            others = limit(old[index], column)
+            if others is not column:
+                for (rows, _), (vector, _) in zip(held, list(others), strict=True):
                     rows[index] = vector
         return rule.by_row(old, held)
 
     return replace(
         rule,
-        combine=lambda old, terms: rule.combine(old, limit(old, terms)),
+        combine=combine,
         combine_rows=combine_rows,
         limit=limit,
     )
+
+
+def _norms(old: Vector, terms: Iterable[Term]) -> NDArray[np.float64]:
+    """Of the differences; NaN for a term of weight 0."""
+    return np.sqrt(squared_distances((vector if weight else None for vector, weight in terms), old))
+
+
+class _Measured:
+    """Terms whose differences are measured as they are read, a few at a time, each on a thread.
+
+    Attributes:
+        norms: of the terms that were read.
+    """
+
+    def __init__(self, old: Vector, terms: Terms) -> None:
+        self._old, self._terms = old, terms
+        self.norms: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._terms)
+
+    def __iter__(self) -> Iterator[Term]:
+        self.norms.clear()
+        left = iter(self._terms)
+        while some := list(islice(left, threads())):
+            self.norms += _norms(self._old, some).tolist()
+            yield from some
+
+
+def _shortened(old: Vector, terms: Terms, norms: NDArray[np.float64], most: float) -> Terms:
+    """The terms with no difference longer than ``most``."""
+
+    def read() -> Iterator[Term]:
+        for (vector, weight), norm in zip(terms, norms, strict=True):
+            yield (shortened(vector, old, most / norm) if norm > most else vector), weight
+
+    return TermsReader(read, len(terms))
 
 
 def _threshold(norms: NDArray[np.float64], multiple: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protofleet.federation import membership
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -519,6 +520,20 @@ def test_who_misses_a_round_may_deliver_late_and_is_not_invited_meanwhile():
     closing = [(103.0, UpdateStored(one)) for one in "abd"]
     state, actions = _play(_LATE, *closing, (103.0, StateCommitted()), state=state)
     assert actions == [CloseRound(2, ("a", "b", "c", "d")), OpenRound(3, ("a", "b", "c", "d"), 4)]
+
+
+def test_updates_stored_together_are_as_one_after_the_other():
+    names = "abcde"
+    opened, _ = _opened(replace(_SCHEDULE, minimum=5), names)
+    state = replace(opened, late={"x": 1, "y": 1}, delivered=frozenset("e"))
+    arrived = ["b", "x", "stranger", "e", "d"]
+    one_by_one = state
+    for name in arrived:
+        one_by_one = membership.marked(one_by_one, UpdateStored(name))
+    together = membership.stored(state, arrived)
+    assert together == one_by_one
+    assert (together.delivered, dict(together.late)) == (frozenset("bde"), {"y": 1})
+    assert together.late_delivered == {"x"}
 
 
 def test_a_late_update_counts_for_no_quorum():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,9 @@ from protofleet.wire.sender import Sender
 from protofleet.wire.transfer import Lane, Rejected, describe
 
 from .channel import CHUNK, DEVICE, blob_of, offer_of
+
+_HELD_BYTES = 700
+"""For each device, its id included."""
 
 
 @pytest.fixture
@@ -76,3 +80,22 @@ def test_a_vanished_source_ends_the_transfer(sender, tmp_path):
     event = sender.next_chunk()
     assert isinstance(event, Rejected)
     assert event.rule == "source"
+
+
+def test_what_is_held_for_each_device_with_an_open_offer_is_bounded():
+    """So much and no more stays for a device whose task is out: most devices only wait."""
+    count, blob = 500, b"payload"
+    offers = [
+        describe(blob, kind="payload", device_id=f"pi-{number:05d}", round_id=1)
+        for number in range(count)
+    ]
+    sender = Sender()
+    sender.send("warm", blob, describe(blob, kind="payload", device_id="warm", round_id=1), 0.0)
+    tracemalloc.start()
+    try:
+        for number, offer in enumerate(offers):
+            sender.send(f"pi-{number:05d}", blob, offer, 0.0)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held / count < _HELD_BYTES

@@ -48,3 +48,36 @@ def test_rows_are_clipped_one_by_one_over_who_holds_them():
 def test_where_most_have_changed_nothing_there_is_no_threshold():
     terms = [(array([0, 0]), 1.0), (array([0, 0]), 1.0), (array([3, 0]), 1.0)]
     np.testing.assert_allclose(clipped(MEAN, 3.0).combine(zeros(2), terms), [1, 0])
+
+
+class _Counted(list):
+    """Terms that tell how often they were read from the first on."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+def test_a_mean_reads_terms_once_where_none_is_long_and_never_more_than_twice(name):
+    rule = build(name, {})
+    terms, longer = _Counted(_HONEST * 5), _Counted([*_HONEST * 5, (array([0, 100]), 2.0)])
+    clipped(rule, 3.0).combine(zeros(2), terms)
+    clipped(rule, 3.0).combine(zeros(2), longer)
+    if rule.incremental:
+        assert (terms.reads, longer.reads) == (1, 2)
+    else:
+        assert terms.reads > 1
+
+
+def test_a_clipped_mean_has_the_bits_of_one_that_measures_first():
+    rng = np.random.default_rng(1)
+    old = rng.normal(size=1003).astype(np.float32)
+    terms = [(rng.normal(size=1003).astype(np.float32), float(n % 3)) for n in range(21)]
+    terms[4] = (terms[4][0] * 90, 2.0)
+    rule = clipped(MEAN, 3.0)
+    limited = rule.limit(old, terms)
+    assert limited is not terms
+    np.testing.assert_array_equal(rule.combine(old, terms), MEAN.combine(old, limited))
