@@ -130,25 +130,14 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         log_tail(kept=options.sends_log) as tail,
         Store.open(options.store, device_id=options.device_id) as store,
     ):
-        path = bundle_in_place(store, bundle) or options.bundle
-        if path != options.bundle:
-            bundle = Bundle.open(path, trusted=options.trusted)
-            _check_strategy(bundle)
-            check_data(data, bundle.manifest)
-            _log.info("bundle %s took the place of the one given", bundle.digest[:16])
+        path, bundle = _present_bundle(options, data, store, bundle)
         binding = Binding(
             federation=place.federation,
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
         membership = Membership(store, binding, bundle, keep_bundle=options.keep_bundle)
-        _log.info("device '%s', its store: %s", store.device_id, store.folder)
-        if (bound := store.journal.binding) and not membership.committed:
-            _log.info(
-                "it has bundle %s, and moves to %s when the federation runs that",
-                bound.bundle[:16],
-                binding.bundle[:16],
-            )
+        _tell_store(store, membership, binding)
         _check_opening(options, store, path, bundle)
         learner = open_learner(
             bundle,
@@ -178,6 +167,30 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),
             tail=tail,
+        )
+
+
+def _present_bundle(
+    options: JoinOptions, data: LocalData, store: Store, given: Bundle
+) -> tuple[Path, Bundle]:
+    """Where the bundle lies, and it: the one given, or what took its place over the wire."""
+    path = bundle_in_place(store, given)
+    if path is None:
+        return options.bundle, given
+    bundle = Bundle.open(path, trusted=options.trusted)
+    _check_strategy(bundle)
+    check_data(data, bundle.manifest)
+    _log.info("bundle %s took the place of the one given", bundle.digest[:16])
+    return path, bundle
+
+
+def _tell_store(store: Store, membership: Membership, binding: Binding) -> None:
+    _log.info("device '%s', its store: %s", store.device_id, store.folder)
+    if (bound := store.journal.binding) and not membership.committed:
+        _log.info(
+            "it has bundle %s, and moves to %s when the federation runs that",
+            bound.bundle[:16],
+            binding.bundle[:16],
         )
 
 
