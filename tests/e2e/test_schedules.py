@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
 
+from protofleet.cli.coordinator import coordinator as commands
 from protofleet.coordinator.control import Orders, Wish
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.status import read_status
@@ -32,6 +34,12 @@ _BUFFERED = '[schedule]\nkind = "buffered"\nbuffer = 2\n[limits]\nkeep_states = 
 def _of(event, **fields):
     """Matches a coordinator's event."""
     return lambda e: e["event"] == event and all(e[k] == v for k, v in fields.items())
+
+
+def _command(*arguments):
+    """Of an operator."""
+    found = CliRunner().invoke(commands, [*map(str, arguments)], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
 
 
 def _ledger(federation):
@@ -177,3 +185,48 @@ def test_an_update_behind_its_round_counts_in_the_next_and_a_pause_lets_it_come(
         admissions = ledger.admissions()
     assert [one.client_id for one in admissions if one.counted_in > one.round_id] == ["device2"]
     _assert_same_bits(_replayed(federation, plan, admissions), _states(federation.run_dir))
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.timeout(600)
+def test_stopped_extended_paused_and_resumed_a_buffered_run_ends_in_the_order_of_its_ledger(
+    make_federation, tmp_path, key
+):
+    """Devices train on while it is stopped; each update counts once, and they leave at the end."""
+    trust_in_tests(key)
+    run = make_federation("run", tiny_bundle(tmp_path / "tiny.pfb", key, features=_FEATURES), 4)
+    run.write(rounds=_ROUNDS, extra=_LEARNING + _BUFFERED)
+    _widen(run)
+    first = run.start_coordinator()
+    devices = [run.start_device(name) for name in run.devices]
+    first.wait_for(_of("round_closed", round_id=2))
+    _command("stop", run.file)
+    assert first.finish() == 0, first.log
+    assert first.events[-1]["event"] == "stopped"
+    assert all(device.is_running for device in devices)
+
+    second = run.start_coordinator()
+    second.wait_for(_of("round_closed"))
+    _command("pause", run.file)
+    second.wait_for(_of("paused"))
+    _command("extend", run.file, _ROUNDS + 4)
+    second.wait_for(_of("rounds_raised", rounds=_ROUNDS + 4))
+    closed = len([e for e in second.events if e["event"] == "round_closed"])
+    _command("resume", run.file)
+    second.wait_for(
+        lambda _: len([e for e in second.events if e["event"] == "round_closed"]) > closed
+    )
+    _command("stop", run.file, "--now")
+    assert second.finish() == 0, second.log
+
+    third = run.start_coordinator()
+    assert third.finish() == 0, third.log
+    assert third.events[0]["rounds"] == _ROUNDS + 4
+    assert [device.finish() for device in devices] == [0] * 4
+    plan, ledger = _ledger(run)
+    with ledger:
+        admissions, committed = ledger.admissions(), ledger.committed()
+    assert [done.round_id for done in committed] == list(range(1, _ROUNDS + 5))
+    assert len({(one.client_id, one.round_id) for one in admissions}) == len(admissions)
+    assert len(admissions) == sum(done.participants for done in committed)
+    _assert_same_bits(_replayed(run, plan, admissions), _states(run.run_dir))
