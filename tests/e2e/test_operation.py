@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from tiny_bundle import tiny_bundle
 
+from protofleet.benchmarks._keys import enrol_here
 from protofleet.cli.coordinator import coordinator as commands
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
@@ -205,3 +206,57 @@ def test_moved_to_another_folder_in_a_round_after_receipts_were_given(
     closed = [one for one in second.events if one["event"] == "round_closed"]
     assert [one["participants"] for one in closed] == [3] * 4
     assert _model(run) == _model(calm)
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.parametrize("without_keys", [False, True])
+def test_a_backup_of_a_federation_with_keys_goes_on_elsewhere_in_the_middle_of_a_round(
+    make_federation, tmp_path, key, without_keys
+):
+    """Of three updates one is in the backup, one came after it, and one never came."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm, run = make_federation("calm", bundle, 3), make_federation("run", bundle, 3)
+    calm.write(rounds=12)
+    undisturbed = calm.start_coordinator()
+    devices = [calm.start_device(name) for name in calm.devices]
+    assert undisturbed.finish() == 0, undisturbed.log
+    assert [device.finish() for device in devices] == [0] * 3
+
+    stores = {name: run.folder / f"store-{name}" for name in run.devices}
+    enrol_here(run.folder / "keys", "home", stores, run.url)
+    run.write(rounds=12, extra="[liveness]\nlease_s = 2.0\n")
+    run.file.write_text('keys = "keys"\n' + run.file.read_text())
+    first = run.start_coordinator()
+    running = {name: run.start_device(name) for name in run.devices}
+    first.wait_for(_of("round_closed", round_id=1))
+    _say("pause", run.file)
+    first.wait_for(lambda event: event["event"] == "paused")
+    closed = _say("status", run.file)["committed"]
+    for name in ("device1", "device2"):
+        running[name].signal(signal.SIGSTOP)
+    _say("resume", run.file)
+    first.wait_for(_of("update_received", device_id="device0", round_id=closed + 1))
+    archive, options = tmp_path / "run.tar", ["--without-keys"] * without_keys
+    _say("backup", run.file, archive, *options)
+    running["device1"].signal(signal.SIGCONT)
+    first.wait_for(_of("update_received", device_id="device1", round_id=closed + 1))
+    first.kill()
+
+    elsewhere = replace(run, folder=tmp_path / "elsewhere")
+    elsewhere.folder.mkdir()
+    shutil.copytree(run.folder / "keys", elsewhere.folder / "keys")
+    for file in (run.file, run.pooled):
+        shutil.copy(file, elsewhere.folder)
+    _say("restore", elsewhere.file, archive)
+    second = elsewhere.start_coordinator("--wait")
+    running["device2"].signal(signal.SIGCONT)
+    assert second.finish() == 0, second.log
+    assert [device.finish() for device in running.values()] == [0] * 3
+    received = [
+        (event["device_id"], event["round_id"])
+        for event in second.events
+        if event["event"] == "update_received"
+    ]
+    again = [name for name, round_id in received if round_id == closed + 1]
+    assert sorted(again) == ["device1", "device2"]
+    assert _model(elsewhere) == _model(calm)
