@@ -171,6 +171,10 @@ def _run(**fields):
         ({"operation": "down", "identity": _IDENTITY}, "no coordinator serves"),
         ({"disk_bytes": 10**11, "disk_free_bytes": 10**9}, "1 GB left"),
         ({"devices": {"a": DeviceView(device_id="a", state="silent")}}, "is not heard of"),
+        (
+            {"devices": {n: DeviceView(device_id=n, state="offline") for n in "ab"}},
+            "^2 devices have lost their connection$",
+        ),
         ({"devices": {"a": DeviceView(device_id="a", state="refused")}}, "cannot take part"),
         ({"committed": [_round(n, x) for n, x in enumerate((1, 1.1, 1.2, 1.3))]}, "loss .* rises"),
         (
@@ -198,6 +202,20 @@ def test_an_alert_says_what_is_wrong(fields, said):
     (alert,) = alerts_of(_run(**fields), now_s=100.0)
     assert re.search(said, alert.what)
     assert alert.remedy
+
+
+def test_alerts_of_one_level_are_no_landmarks_of_one_name(tmp_path):
+    folder = tmp_path / "run"
+    with Ledger(folder, _IDENTITY):
+        pass
+    sightings = Sightings(folder)
+    for name, state in (("anna", "silent"), ("berta", "offline")):
+        sightings.stands(name, "online", Device(device_id=name, fits=True, live=True, bundle="ab"))
+        sightings.stands(name, state)
+    sightings.close()
+    text = _client(folder, tmp_path).get("/home/alerts").text
+    assert text.count('class="card alert warning"') == 2
+    assert "<section" not in text
 
 
 def test_a_run_that_goes_well_has_no_alert():

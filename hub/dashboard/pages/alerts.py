@@ -96,14 +96,31 @@ def _of_run(run: RunSnapshot) -> Iterator[Alert]:
 
 def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
     remedies = {
-        "silent": ("warning", "is not heard of", "look after its power and its network"),
-        "offline": ("warning", "has lost its connection", "look after its power and its network"),
-        "refused": ("problem", "cannot take part", "its own page says why"),
+        "silent": (
+            "warning",
+            "is not heard of",
+            "are not heard of",
+            "look after its power and its network",
+        ),
+        "offline": (
+            "warning",
+            "has lost its connection",
+            "have lost their connection",
+            "look after its power and its network",
+        ),
+        "refused": (
+            "problem",
+            "cannot take part",
+            "cannot take part",
+            "the device's own page says why",
+        ),
     }
-    for state, (level, what, remedy) in remedies.items():
+    for state, (level, one_does, many_do, remedy) in remedies.items():
         names = [one.device_id for one in run.devices.values() if one.state == state]
         if names:
-            counted = f"1 device {what}" if len(names) == 1 else f"{len(names)} devices: {what}"
+            counted = (
+                f"1 device {one_does}" if len(names) == 1 else f"{len(names)} devices {many_do}"
+            )
             shown, more = tuple(names[:_SHOWN]), max(0, len(names) - _SHOWN)
             yield Alert(level=level, what=counted, remedy=remedy, devices=shown, more=more)
 
