@@ -173,7 +173,7 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
     uploads: int = 32
     keep_states: int = 3
     connections_per_s: float = 400.0
-    broadcast_from: int = 0
+    broadcast_from: int = 16
 
     def __post_init__(self) -> None:
         if self.update_bytes is not None:

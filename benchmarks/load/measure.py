@@ -36,7 +36,6 @@ _FILES_PER_DEVICE = 3
 _FILES_BESIDE = 256
 _WATCH_S = 0.05
 _ROUND_S = 1800.0
-_BROADCAST_FROM = 16
 _LIMIT_S = 7200.0
 _WARM = 1
 """The first round waits for devices and warms everything up."""
@@ -254,7 +253,6 @@ def _prepare(folder: Path, url: str, load: Load) -> Path:
         f'trusted = ["{trusted.hex()}"]\nrounds = {load.rounds}\n'
         f"[cohort]\nminimum = {load.devices}\n"
         f"[round]\nquorum = {load.devices}\ndeadline_s = {_ROUND_S}\n"
-        f"[limits]\nbroadcast_from = {_BROADCAST_FROM}\n"
     )
     spec = FleetSpec(
         broker=url,

@@ -37,8 +37,12 @@ class KillableBroker:
         program = find_mosquitto()
         if program is None:
             raise UnavailableError("chaos: expected Mosquitto, found none: apt install mosquitto")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+        # Bound as long as this lives, so that while the broker is away no connection of the machine
+        # gets its port; another socket may listen there, because both say that they reuse it.
+        self._reserved = socket.socket()
+        self._reserved.bind(("127.0.0.1", 0))
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port: int = self._reserved.getsockname()[1]
         config = folder / "mosquitto.conf"
         lines = [
             f"listener {self.port} 127.0.0.1",
@@ -58,6 +62,7 @@ class KillableBroker:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
+        self._reserved.close()
 
     def restart(self, away_s: float) -> None:
         """SIGKILL; it is back after so long, without sessions and retained messages."""

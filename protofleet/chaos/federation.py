@@ -177,7 +177,7 @@ class ChaosFederation:
         begun = told = time.monotonic()
         processes = self.processes.values()
         while (now := time.monotonic()) < begun + _LEAVE_S:
-            if all(one.status is not None for one in processes):
+            if all(one.status == 0 for one in processes):
                 break
             if now > told + _TOLD_S:
                 told = now
@@ -224,6 +224,7 @@ class ChaosFederation:
                 "settings": {**training, **setup.method.settings},
             },
             "cohort": {"minimum": len(DEVICES)},
+            "limits": {"broadcast_from": 2},
             "round": {"deadline_s": 20.0, "quorum": _BUFFER if buffered else len(DEVICES)},
             "schedule": {"kind": "buffered", "buffer": _BUFFER} if buffered else {},
             "liveness": {"silent_after_s": 30.0, "grace_s": 600.0, "farewell_s": 2.0, "lease_s": 2},
