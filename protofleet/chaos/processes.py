@@ -34,7 +34,7 @@ class ProcessServer:
     """
 
     def __init__(self, log: Path) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ended: dict[int, int] = {}
         program = [sys.executable, "-m", _MODULE]
         unshare = shutil.which("unshare")
@@ -72,16 +72,18 @@ class ProcessServer:
 
     def start(self, **order: Any) -> int:
         """Fork a command; its process id."""
-        pid = int(self.ask("start", **order)["pid"])
-        self._ended.pop(pid, None)  # of an earlier process that had the number
+        with self._lock:
+            pid = int(self.ask("start", **order)["pid"])
+            self._ended.pop(pid, None)  # of an earlier process that had the number
         return pid
 
     def status(self, pid: int) -> int | None:
         """A process's exit status, negative for a signal; None while it runs."""
-        with contextlib.suppress(KeyError):
-            return self._ended[pid]
-        self._ended.update({int(one): int(code) for one, code in self.ask("ended")["ended"]})
-        return self._ended.get(pid)
+        with self._lock:
+            if pid not in self._ended:
+                ended = self.ask("ended")["ended"]
+                self._ended.update({int(one): int(code) for one, code in ended})
+            return self._ended.get(pid)
 
     def _answer(self) -> dict[str, Any]:
         line = b"" if self._popen.stdout is None else self._popen.stdout.readline()
