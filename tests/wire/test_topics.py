@@ -120,11 +120,3 @@ def test_an_invited_device_has_topics_of_its_own():
     for wrong in ("invite.pi-7", "coordinator", "x" * 58, "a/b"):
         with pytest.raises(InputError, match="device"):
             topics.enrolment_answer(wrong)
-
-
-def test_all_topics_of_a_device_give_the_same_string():
-    """A coordinator keeps an id in a dozen places, and each message brings it anew."""
-    ids = [Topics("home").parse(f"fl/v2/home/{topic}") for topic in ("st/pi-7", "up/pi-7/m")]
-    first, second = (one.device_id for one in ids)
-    assert first == "pi-7"
-    assert first is second
