@@ -258,6 +258,7 @@ class Dashboard:
     async def _sign_out(self, request: Request) -> Response:
         form = await read_form(request)
         if not self._access.why_not(request, form.get("form_token", "")):
+            self._access.note(request, "sign-out", "", "done")
             self._access.sign_out(request)
         return RedirectResponse(f"{PATH}/sign-in", 303)
 

@@ -146,8 +146,10 @@ def test_an_act_needs_session_form_token_and_a_page_of_the_hub(client, access, r
     ]
     assert shown.count('class="state failed"') == 6
     assert access.token not in shown
-    client.cookies.clear()
+    client.post("/dashboard/sign-out", data={"form_token": token}, headers={"Origin": _ORIGIN})
     assert "What was done" not in client.get("/dashboard/home/operate").text
+    last = json.loads((tmp_path / "keys" / "audit.jsonl").read_text().splitlines()[-1])
+    assert (last["action"], last["session"] != "") == ("sign-out", True)
 
 
 def test_from_elsewhere_nothing_is_shown_without_the_token(run, tmp_path):

@@ -221,7 +221,11 @@ def test_alerts_of_one_level_are_no_landmarks_of_one_name(tmp_path):
 def test_a_run_that_goes_well_has_no_alert():
     devices = {"a": DeviceView(device_id="a", state="online")}
     committed = [_round(number, 1 / (1 + number)) for number in range(5)]
-    assert alerts_of(_run(devices=devices, committed=committed, disk_bytes=0), now_s=1.0) == ()
+    held = LoggedEvent(
+        time_s=0.9, event="task_refused", fields={"device_id": "a", "rule": "policy"}
+    )
+    run = _run(devices=devices, committed=committed, disk_bytes=0, events=(held,))
+    assert alerts_of(run, now_s=1.0) == ()
 
 
 def test_prototypes_move_from_their_own_places_of_the_round_before(tmp_path):

@@ -23,6 +23,8 @@ _RISE = 1.1
 """Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
 _LOOKED_BACK = 3
 _REFUSALS = ("device_refused", "update_rejected", "task_refused")
+_OWNERS_RULE = "policy"
+"""A device that its owner holds back refuses its task by it: nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
 def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
     recent = [one for one in run.events if one.time_s > now_s - _HOUR_S]
     refused = Counter(str(one.fields.get("rule", "")) for one in recent if one.event in _REFUSALS)
+    refused.pop(_OWNERS_RULE, None)
     for rule, count in refused.most_common(8):
         names = list(
             dict.fromkeys(
