@@ -112,8 +112,9 @@ def test_a_password_in_a_fleet_files_url_reaches_devices_and_no_file(tmp_path):
         devices=(VirtualDevice(id="a"),),
     )
     with Fleet(file) as fleet:
-        environment = Path(f"/proc/{fleet.pid('a')}/environ").read_bytes()
-    assert b"PROTOFLEET_BROKER_PASSWORD=open-sesame\0" in environment
+        environment = Path(f"/proc/{fleet.pid('a')}/environ")
+        # Empty for a moment, while the process becomes another program.
+        wait_until(lambda: b"PROTOFLEET_BROKER_PASSWORD=open-sesame\0" in environment.read_bytes())
     written = {path: path.read_bytes() for path in file.folder.rglob("*") if path.is_file()}
     assert b"anna@127.0.0.1" in written[fleet.folder("a") / "device.json"]
     assert not any(b"open-sesame" in content for content in written.values())
