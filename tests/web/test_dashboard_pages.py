@@ -22,7 +22,7 @@ from protofleet.hub.run import Hub, HubOptions
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=25), pytest.mark.timeout(300)]
 _DONE = [
     *("sign-in", "pause", "resume", "invite", "revoke", "publish", "next-stage", "roll-back"),
-    "stop",
+    *("stop", "sign-out"),
 ]
 
 
