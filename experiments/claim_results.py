@@ -13,7 +13,7 @@ from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
 from protofleet.experiments.comparisons import Outcome, compare
 from protofleet.experiments.config import Experiment, Method, digest
-from protofleet.experiments.runner import RunOptions, run_experiment, spare_finished
+from protofleet.experiments.runner import RunOptions, check_no_overwrite, run_experiment
 from protofleet.experiments.store import MethodResult, load_results
 from protofleet.experiments.table import group, trained
 from protofleet.strategies.scores import MetricName
@@ -228,7 +228,7 @@ def run_missing(
     """
     tested = experiments_of(claims)
     for name, experiment in tested.items():
-        spare_finished(folder / name, experiment, options.engine, None)
+        check_no_overwrite(folder / name, experiment, options.engine, None)
     for name, experiment in tested.items():
         if progress_of(name, experiment, folder / name).finished:
             continue

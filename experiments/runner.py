@@ -287,7 +287,7 @@ def _scores(done: RoundRecord, metric: MetricName) -> str:
     return f"{METRICS[metric].label} " + ", ".join(shown) if shown else "no scores"
 
 
-def spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | None) -> None:
+def check_no_overwrite(folder: Path, asked: Experiment, engine: str, rounds: int | None) -> None:
     """Raise InputError if less, or with another engine, would be trained over finished results.
 
     Args:

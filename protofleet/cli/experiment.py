@@ -158,7 +158,7 @@ def run(
     from rich.console import Console
 
     from protofleet.experiments.config import find, load_experiment, name_of
-    from protofleet.experiments.runner import RunOptions, run_experiment, spare_finished
+    from protofleet.experiments.runner import RunOptions, check_no_overwrite, run_experiment
 
     if options["broker"] and options["engine"] != "mqtt":
         raise click.UsageError("--broker is for --engine mqtt")
@@ -168,7 +168,7 @@ def run(
         whole = msgspec.structs.replace(whole, diagnostics=True)
     asked = _narrowed(whole, seeds, methods)
     folder = out or _default_folder(path)
-    spare_finished(folder, asked, options["engine"], options["rounds"])
+    check_no_overwrite(folder, asked, options["engine"], options["rounds"])
     console = Console()
     chosen = RunOptions(
         data_root=data_root or _default_data_root(),
