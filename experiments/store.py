@@ -56,6 +56,11 @@ def run_folder(folder: Path, method: Method, seed: int) -> Path:
     return folder / slug(method) / f"seed-{seed}"
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a run was finished or begun there."""
+    return (folder / _FILE).exists() or (folder / _MARKER).exists()
+
+
 def claim(folder: Path, identity: str) -> bool:
     """Make the folder this run's, if it is new or was this run's before; whether it is now."""
     marker = folder / _MARKER

@@ -261,11 +261,57 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
     _conclude(asked, results, Console(), **shown)
 
 
-@experiment.command()
-@click.argument("ids", metavar="[CLAIM]...", nargs=-1)
-@click.option(
+_all_runs = click.option(
     "--out", type=_FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs."
 )
+
+
+@experiment.command()
+@click.argument("names", metavar="FILE_OR_NAME...", nargs=-1, required=True)
+@click.option(
+    "--to", type=_FILE, required=True, callback=writable, help="The file, such as runs.jsonl.gz."
+)
+@_all_runs
+def pack(*, names: tuple[str, ...], to: Path, out: Path) -> None:
+    """Write the finished runs of experiments into one small file, for another machine.
+
+    Figures of every round, no models and no data: some kilobytes a run. 'unpack' lays them there
+    as if they had been run there, so that machines share the work of a table.
+    """
+    from protofleet.errors import InputError
+    from protofleet.experiments.archive import archived_runs, write_archive
+    from protofleet.experiments.config import expanded, find, load_experiment, name_of
+
+    asked = {name_of(find(name)): load_experiment(find(name)) for name in expanded(names)}
+    runs = archived_runs(asked, out)
+    if not runs:
+        raise InputError(
+            f"results '{out}': expected finished runs of {', '.join(asked)}, found none; "
+            f"make them with: protofleet experiment run {expanded(names)[0]}"
+        )
+    write_archive(to, runs)
+    click.echo(f"{to}: {len(runs)} finished runs of {', '.join(asked)}")
+
+
+@experiment.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_all_runs
+def unpack(*, file: Path, out: Path) -> None:
+    """Lay the runs of a file that 'pack' wrote into the folder of runs; none is replaced.
+
+    Tables, pages and claims then count them. 'run' counts them where it would get the same from
+    the same versions, and else runs anew.
+    """
+    from protofleet.experiments.archive import unpack as lay
+
+    with _kept(out):
+        laid, kept = lay(file, out)
+    click.echo(f"{out}: {laid} runs laid" + (f", {kept} were there" if kept else ""))
+
+
+@experiment.command()
+@click.argument("ids", metavar="[CLAIM]...", nargs=-1)
+@_all_runs
 @click.option(
     "--status",
     is_flag=True,
