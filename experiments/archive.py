@@ -104,13 +104,13 @@ def unpack(path: Path, folder: Path) -> tuple[int, int]:
         InputError: the file is damaged or no archive; then nothing is laid.
         OSError: the folder takes no writes; the same call goes on.
     """
-    laid = kept = 0
+    laid = present = 0
     for one in list(read_archive(path)):
         method = Method(label=one.run.label, strategy=one.run.strategy)
         place = run_folder(folder / one.experiment, method, one.run.seed)
         if holds_run(place):
-            kept += 1
+            present += 1
         else:
             save_result(place, one.run)
             laid += 1
-    return laid, kept
+    return laid, present

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from protofleet.cli._broker import broker_options
-from protofleet.cli._outputs import check_writable_folder, writable, writable_picture
-from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._experiments import (
+    FILE,
+    FOLDER,
+    all_runs_option,
+    data_root_option,
+    default_data_root,
+    kept,
+)
+from protofleet.cli._outputs import writable, writable_picture
+from protofleet.cli.claims import claims
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,9 +27,6 @@ if TYPE_CHECKING:
     from protofleet.experiments.store import MethodResult
     from protofleet.experiments.table import Table
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-_FOLDER = click.Path(file_okay=False, path_type=Path)
-
 
 @click.group()
 def experiment() -> None:
@@ -30,6 +34,9 @@ def experiment() -> None:
 
     docs/experiments.md has them all. Start with: protofleet experiment list
     """
+
+
+experiment.add_command(claims)
 
 
 def _integers(
@@ -49,7 +56,7 @@ _Command = Callable[..., None]
 def _chosen(command: _Command) -> _Command:
     """What ``run`` and ``table`` have in common."""
     options = (
-        click.option("--out", type=_FOLDER, help="Folder of the results; default: runs/NAME."),
+        click.option("--out", type=FOLDER, help="Folder of the results; default: runs/NAME."),
         click.option(
             "--seeds", callback=_integers, metavar="1,2", help="Instead of the file's; any will do."
         ),
@@ -59,7 +66,7 @@ def _chosen(command: _Command) -> _Command:
         click.option(
             "--json",
             "json_file",
-            type=_FILE,
+            type=FILE,
             callback=writable,
             help="Also write experiment, table and every round of every run to FILE.",
         ),
@@ -69,18 +76,8 @@ def _chosen(command: _Command) -> _Command:
     return command
 
 
-_data_root = click.option(
-    "--data-root",
-    type=_FOLDER,
-    envvar="PROTOFLEET_DATA",
-    show_envvar=True,
-    help="Folder with a folder for each data set (docs/data.md).  [default: ../shared/data beside "
-    "the checkout, else data]",
-)
-
-
 @experiment.command("list")
-@_data_root
+@data_root_option
 @click.option(
     "--check-data",
     is_flag=True,
@@ -88,7 +85,7 @@ _data_root = click.option(
 )
 @click.option(
     "--out",
-    type=_FOLDER,
+    type=FOLDER,
     default=Path("runs"),
     show_default=True,
     help="Folder of all runs, which tell how long an experiment takes.",
@@ -102,7 +99,7 @@ def list_(*, data_root: Path | None, check_data: bool, out: Path, as_json: bool)
     from protofleet.experiments.listing import listed, show
 
     with Console(stderr=True).status("looking for the data …"):
-        found = listed(data_root or _default_data_root(), out, check_data=check_data)
+        found = listed(data_root or default_data_root(), out, check_data=check_data)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
@@ -112,7 +109,7 @@ def list_(*, data_root: Path | None, check_data: bool, out: Path, as_json: bool)
 @experiment.command()
 @click.argument("name", metavar="FILE_OR_NAME")
 @_chosen
-@_data_root
+@data_root_option
 @click.option(
     "--engine",
     type=click.Choice(["local", "mqtt", "ray"]),
@@ -171,12 +168,12 @@ def run(
     check_no_overwrite(folder, asked, options["engine"], options["rounds"])
     console = Console()
     chosen = RunOptions(
-        data_root=data_root or _default_data_root(),
+        data_root=data_root or default_data_root(),
         seeds=seeds,
         labels=methods or None,
         **options,
     )
-    with _kept(folder):
+    with kept(folder):
         results = run_experiment(name_of(path), whole, folder, chosen, console)
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
 
@@ -187,14 +184,14 @@ def run(
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
     "--plot",
-    type=_FILE,
+    type=FILE,
     callback=writable_picture,
     help="Also draw curves to FILE, .png or .svg, and bars beside it; of several experiments "
     "scores over bytes.",
 )
 @click.option(
     "--page",
-    type=_FILE,
+    type=FILE,
     callback=writable,
     help="Of several experiments: write their page to FILE (docs/choosing.md is made so).",
 )
@@ -261,17 +258,12 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
     _conclude(asked, results, Console(), **shown)
 
 
-_all_runs = click.option(
-    "--out", type=_FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs."
-)
-
-
 @experiment.command()
 @click.argument("names", metavar="FILE_OR_NAME...", nargs=-1, required=True)
 @click.option(
-    "--to", type=_FILE, required=True, callback=writable, help="The file, such as runs.jsonl.gz."
+    "--to", type=FILE, required=True, callback=writable, help="The file, such as runs.jsonl.gz."
 )
-@_all_runs
+@all_runs_option
 def pack(*, names: tuple[str, ...], to: Path, out: Path) -> None:
     """Write the finished runs of experiments into one small file, for another machine.
 
@@ -295,7 +287,7 @@ def pack(*, names: tuple[str, ...], to: Path, out: Path) -> None:
 
 @experiment.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_all_runs
+@all_runs_option
 def unpack(*, file: Path, out: Path) -> None:
     """Lay the runs of a file that 'pack' wrote into the folder of runs; none is replaced.
 
@@ -304,130 +296,9 @@ def unpack(*, file: Path, out: Path) -> None:
     """
     from protofleet.experiments.archive import unpack as lay
 
-    with _kept(out):
-        laid, kept = lay(file, out)
-    click.echo(f"{out}: {laid} runs laid" + (f", {kept} were there" if kept else ""))
-
-
-@experiment.command()
-@click.argument("ids", metavar="[CLAIM]...", nargs=-1)
-@_all_runs
-@click.option(
-    "--status",
-    is_flag=True,
-    help="Train nothing: tell how far each claim is, and write what is asked for from that.",
-)
-@click.option(
-    "--markdown",
-    type=_FILE,
-    callback=writable,
-    help="Also write the page of all chosen claims to FILE (docs/claims.md is made so).",
-)
-@click.option(
-    "--json",
-    "json_file",
-    type=_FILE,
-    callback=writable,
-    help="Write every seed's figures to FILE.",
-)
-@click.option("--pictures", type=_FOLDER, help="Also draw claims-CLAIM.png for each in it.")
-@click.option(
-    "--earlier",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An earlier --json, perhaps of another machine: counts for claims of which it has more.",
-)
-@click.option(
-    "--claims", "folder", type=_FOLDER, help="With files of claims, instead of Protofleet's own."
-)
-@_data_root
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="As of 'run'.",
-)
-@click.option("--workers", type=click.IntRange(1), help="As of 'run'; default: all.")
-def claims(
-    *,
-    ids: tuple[str, ...],
-    out: Path,
-    status: bool,
-    markdown: Path | None,
-    json_file: Path | None,
-    pictures: Path | None,
-    earlier: Path | None,
-    folder: Path | None,
-    data_root: Path | None,
-    **options: Any,
-) -> None:
-    """Test what the papers claim, method against method over the same seeds.
-
-    A CLAIM is a name such as fedali-generalisation; without any, all are tested. Experiments that
-    measure them run as 'run' would run them, into OUT/NAME; what is finished is not repeated, and
-    an interruption costs nothing: give the command again. Then every claim is printed with the
-    difference that was measured, its 95 % interval over the seeds, and the verdict: reproduced or
-    refuted (the whole interval is on one side) or not decided.
-
-    \b
-    How far is it, and how long will the rest take?
-      protofleet experiment claims --status
-    One claim:
-      protofleet experiment claims fedali-generalisation
-    The page of them all, from what is stored:
-      protofleet experiment claims --status --markdown claims.md --pictures images
-    The same where another machine has run other claims; its pictures stay as they are:
-      protofleet experiment claims --status --earlier there.json --markdown claims.md
-
-    Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
-    """  # noqa: D301 - click's mark for lines to keep
-    from rich.console import Console
-
-    from protofleet.experiments import claim_text
-    from protofleet.experiments.claim_registry import (
-        CLAIMS,
-        chosen_claims,
-        experiments_of,
-        load_claims,
-    )
-    from protofleet.experiments.claim_results import (
-        load_claim_results,
-        or_earlier,
-        progress_of,
-        result_of,
-        run_missing,
-    )
-    from protofleet.experiments.runner import RunOptions
-
-    chosen = chosen_claims(load_claims(folder or CLAIMS), ids)
-    known = load_claim_results(earlier) if earlier else {}
-    if pictures is not None:
-        check_writable_folder(pictures, "--pictures")
-    console = Console()
-    if not status:
-        asked = RunOptions(data_root=data_root or _default_data_root(), **options)
-        with _kept(out):
-            run_missing(chosen, out, asked, console)
-    stored = [result_of(one, out) for one in chosen]
-    results = [or_earlier(one, known.get(one.id)) for one in stored]
-    found = {
-        name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()
-    }
-    if status or not all(one.finished for one in found.values()):
-        claim_text.show_progress(found, console)
-    claim_text.show(results, console)
-    ours = {one.id for one, told in zip(stored, results, strict=True) if one is told}
-    if pictures is None and json_file is None and markdown is None:
-        return
-    from protofleet.experiments import claim_files  # loads matplotlib
-
-    drawn = {}
-    if pictures is not None:
-        drawn = claim_files.draw_claims(chosen, results, ours, out, pictures)
-    if json_file is not None:
-        claim_files.write_results(json_file, results)
-    if markdown is not None:
-        claim_files.write_page(markdown, results, drawn)
+    with kept(out):
+        laid, present = lay(file, out)
+    click.echo(f"{out}: {laid} runs laid" + (f", {present} were there" if present else ""))
 
 
 def _conclude(
@@ -485,26 +356,7 @@ def _narrowed(
     return msgspec.structs.replace(whole, seeds=seeds or whole.seeds, methods=methods)
 
 
-@contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """An interruption or a failing disk ends the block with a line that says how to go on."""
-    from protofleet.errors import UnavailableError
-
-    try:
-        with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
-            yield
-    except OSError as error:
-        raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
-
-
 def _default_folder(path: Path) -> Path:
     from protofleet.experiments.config import name_of
 
     return Path("runs") / name_of(path)
-
-
-def _default_data_root() -> Path:
-    from protofleet.experiments.config import FOLDER
-
-    beside = FOLDER.parents[1] / "shared" / "data"
-    return beside if beside.is_dir() else Path("data")
