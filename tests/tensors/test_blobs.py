@@ -128,3 +128,15 @@ def test_only_floats_can_be_other_than_finite():
     check_finite({"a": np.ones(3, np.float16), "b": np.array([2**63 - 1])})
     with pytest.raises(RefusedError, match="'c'"):
         check_finite({"c": np.array([1, np.inf], np.float16)})
+
+
+def test_one_header_read_again_gives_metadata_of_its_own():
+    """Headers that come again are not parsed again; who reads one may change what it got."""
+    blob = encode({"a": np.arange(3, dtype=np.float32)}, {"about": "x"})
+    decode(blob, max_bytes=len(blob))[1].clear()
+    tensors, metadata = decode(blob, max_bytes=len(blob))
+    assert metadata == {"about": "x"}
+    tensors.clear()
+    assert list(decode(blob, max_bytes=len(blob))[0]) == ["a"]
+    with pytest.raises(RefusedError, match="tensors fill 12 bytes of 16"):
+        decode(blob + b"\0" * 4, max_bytes=len(blob) + 4)
