@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -57,6 +57,24 @@ def encoded_parts(
     table = _table_of(arrays)
     parts = [_little_endian(arrays[name]).reshape(-1).view(np.uint8).data for name in table.order]
     return [_header(table, metadata), *parts]
+
+
+def nested_parts(
+    contents: Mapping[str, Sequence[bytes | memoryview]],
+    metadata: Mapping[str, str] | None = None,
+) -> list[bytes | memoryview]:
+    """The parts of a blob of byte arrays whose content is given in parts, which are not copied.
+
+    Joined, they are ``encode`` of an array of uint8 for each content.
+
+    Raises:
+        InputError: as there.
+    """
+    forms = [
+        (name, np.dtype(np.uint8), (sum(map(len, parts)),)) for name, parts in contents.items()
+    ]
+    table = _table.__wrapped__(tuple(forms))  # of other sizes each time
+    return [_header(table, metadata), *(part for name in table.order for part in contents[name])]
 
 
 def in_order(tensors: Tensors) -> list[str]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.tensors.blobs import check_finite, decode, encode
+from protofleet.tensors.blobs import check_finite, decode, encode, nested_parts
 
 _DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
 _NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(
@@ -140,3 +140,9 @@ def test_one_header_read_again_gives_metadata_of_its_own():
     assert list(decode(blob, max_bytes=len(blob))[0]) == ["a"]
     with pytest.raises(RefusedError, match="tensors fill 12 bytes of 16"):
         decode(blob + b"\0" * 4, max_bytes=len(blob) + 4)
+
+
+def test_contents_in_parts_make_the_blob_of_their_joined_bytes():
+    parts = {"b": [b"12", memoryview(b"345")], "a": [], "c": [encode({"x": np.ones(3)})]}
+    joined = {name: np.frombuffer(b"".join(of), np.uint8) for name, of in parts.items()}
+    assert b"".join(nested_parts(parts, {"about": "x"})) == encode(joined, {"about": "x"})
