@@ -211,7 +211,8 @@ def _costs(table: Table) -> _Columns:
     columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
     columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
     if not _coded(table) and any(row.bytes_ratio is not None for row in table.rows):
-        columns["bytes times\nFedAvg"] = lambda row: _number(row.bytes_ratio, ".2f")
+        columns["up times\nFedAvg"] = lambda row: _number(row.up_ratio, ".2f")
+        columns["down times\nFedAvg"] = lambda row: _number(row.down_ratio, ".2f")
     return [(title, [text(row) for row in table.rows]) for title, text in columns.items()]
 
 

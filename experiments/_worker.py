@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.meter import Meter
@@ -73,8 +71,11 @@ class StoredClient:
 
     def packed(self) -> bytes:
         """One blob of both."""
-        parts = {"state": self.state, "residual": self.residual}
-        return blobs.encode({part: np.frombuffer(of, np.uint8) for part, of in parts.items()})
+        return b"".join(self.packed_parts())
+
+    def packed_parts(self) -> list[bytes | memoryview]:
+        """``packed`` in parts, none of them a copy."""
+        return blobs.nested_parts({"state": [self.state], "residual": [self.residual]})
 
     @classmethod
     def unpacked(cls, round_id: int, data: bytes) -> Self:

@@ -2,7 +2,8 @@
 
 Tasks and answers are small and go through pipes; payloads, updates and what clients keep lie in
 shared memory (``shared_memory``), each written once by the process that made it. So any process
-takes any client, and a process that dies takes nothing with it but what it was training.
+can take any client, if possible one that it has had before, and a process that dies takes nothing
+with it but what it was training.
 """
 
 from __future__ import annotations
@@ -139,6 +140,41 @@ class _Client:
         return int(first is not None and first.round_id == before)
 
 
+class _Left:
+    """Tasks of a round that no process has got yet, dealt out in chunks that become smaller.
+
+    A process gets clients that it has trained before, as long as there are any: it has read their
+    data, and their memory is mapped. Then it takes over from the one with the most left.
+
+    Args:
+        tasks: of the round.
+        homes: the process that trained a client last.
+        processes: how many there are.
+    """
+
+    def __init__(
+        self, tasks: Sequence[WorkerTask], homes: Mapping[str, int], processes: int
+    ) -> None:
+        self._count, self._processes = len(tasks), processes
+        self._new: deque[WorkerTask] = deque()
+        self._of = [deque[WorkerTask]() for _ in range(processes)]
+        for one in tasks:
+            home = homes.get(one.client_id)
+            (self._new if home is None else self._of[home]).append(one)
+
+    def chunk(self, process: int) -> list[WorkerTask]:
+        """The next tasks of a process; empty: none is left."""
+        size = max(1, self._count // (_SHARE * self._processes))
+        return [self._take(process) for _ in range(min(size, self._count))]
+
+    def _take(self, process: int) -> WorkerTask:
+        self._count -= 1
+        for queue in (self._of[process], self._new):
+            if queue:
+                return queue.popleft()
+        return max(self._of, key=len).pop()
+
+
 class _Processes:
     """``Workers`` of one run."""
 
@@ -147,6 +183,7 @@ class _Processes:
         self._connections = pool.connections(len(spec.clients))
         self._memory.end = 0
         self._clients = {client_id: _Client() for client_id in spec.clients}
+        self._homes: dict[str, int] = {}
         for client_id, one in restored.items():
             state, residual = (self._memory.write([part]) for part in (one.state, one.residual))
             self._clients[client_id].put(0, KeptSpans(one.round_id, state, residual))
@@ -157,27 +194,21 @@ class _Processes:
     def train(self, tasks: Sequence[WorkerTask]) -> Iterator[WorkerResult]:
         """As ``Workers`` says."""
         before = {one.client_id: one.before for one in tasks}
-        chunks = self._chunks(tasks)
-        waiting = dict.fromkeys(self._connections, 0)
-        for connection in self._connections * _IN_FLIGHT:
-            waiting[connection] += self._send_next(connection, chunks)
-        while busy := [one for one, chunks_left in waiting.items() if chunks_left]:
-            for connection in cast("list[Connection]", wait(busy)):
+        self._memory.end = self._kept_end  # the payloads of the round before are needed no more
+        left = _Left(tasks, self._homes, len(self._connections))
+        written: dict[int, Span] = {}
+        waiting = dict.fromkeys(range(len(self._connections)), 0)
+        for process in list(waiting) * _IN_FLIGHT:
+            waiting[process] += self._send_next(process, left, written)
+        while busy := {self._connections[one]: one for one, chunks in waiting.items() if chunks}:
+            for connection in cast("list[Connection]", wait(list(busy))):
+                process = busy[connection]
                 found = self._receive(connection)
-                waiting[connection] += self._send_next(connection, chunks) - 1
+                waiting[process] += self._send_next(process, left, written) - 1
                 for one in found:
                     self._clients[one.client_id].put(before[one.client_id], one.kept)
+                    self._homes[one.client_id] = process
                     yield self._result(one)
-
-    def _chunks(self, tasks: Sequence[WorkerTask]) -> Iterator[SharedTasks]:
-        """The tasks in chunks, each smaller than the one before."""
-        self._memory.end = self._kept_end  # the payloads of the round before are needed no more
-        written: dict[int, Span] = {}
-        left = deque(tasks)
-        while left:
-            size = max(1, len(left) // (_SHARE * len(self._connections)))
-            chunk = tuple(self._shared(left.popleft(), written) for _ in range(size))
-            yield SharedTasks(tasks[0].order, chunk)
 
     def _shared(self, task: WorkerTask, written: dict[int, Span]) -> SharedTask:
         for blob in (task.payload, task.baseline):
@@ -204,12 +235,14 @@ class _Processes:
             costs=found.costs,
         )
 
-    def _send_next(self, connection: Connection, chunks: Iterator[SharedTasks]) -> int:
-        """Send a chunk; how many there were left to send: 1 or 0."""
-        for chunk in chunks:
-            self._send(connection, chunk)
-            return 1
-        return 0
+    def _send_next(self, process: int, left: _Left, written: dict[int, Span]) -> int:
+        """Send a process its next chunk; how many there were left to send: 1 or 0."""
+        chunk = left.chunk(process)
+        if not chunk:
+            return 0
+        shared = tuple(self._shared(one, written) for one in chunk)
+        self._send(self._connections[process], SharedTasks(chunk[0].order, shared))
+        return 1
 
     def _send(self, connection: Connection, message: WorkerSpec | SharedTasks) -> None:
         try:

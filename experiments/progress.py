@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from protofleet.durable import write_whole
+from protofleet.durable import write_whole_parts
 from protofleet.errors import InputError, MissingDataError, RefusedError
 from protofleet.experiments._worker import StoredClient
 from protofleet.federation.records import RoundRecord
@@ -72,16 +71,16 @@ def save_checkpoint(
     folder: Path, run: RunProgress, stored: Mapping[str, StoredClient], identity: str
 ) -> None:
     """Write where a run stands and what its clients keep, whole or not at all."""
-    tensors = {"server": np.frombuffer(blobs.encode(run.server.tensors), np.uint8)}
+    contents = {"server": blobs.encoded_parts(run.server.tensors)}
     clients = {}
     for name, one in stored.items():
         clients[name] = one.round_id, run.clients[name].reference
-        tensors[f"client/{name}"] = np.frombuffer(one.packed(), np.uint8)
+        contents[f"client/{name}"] = one.packed_parts()
     for reference, raw in run.references.items():
-        tensors[f"payload/{reference}"] = np.frombuffer(raw, np.uint8)
+        contents[f"payload/{reference}"] = [raw]
     about = {"round_id": run.server.round_id, "clients": clients, "identity": identity}
-    data = blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
-    write_whole(folder / _FILE, data)
+    metadata = {"checkpoint": msgspec.json.encode(about).decode()}
+    write_whole_parts(folder / _FILE, blobs.nested_parts(contents, metadata))
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -74,7 +74,8 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
         seconds_ratio: times those of FedAvg's row.
         mb_up, mb_down: per client and round, 10^6 bytes.
         codec: of updates and of payloads, e.g. ``topk 0.1 / int4``.
-        bytes_ratio: up and down together, times those of FedAvg's first row with raw tensors.
+        bytes_ratio, up_ratio, down_ratio: of both together, up and down, times those of FedAvg's
+            first row with raw tensors.
         seeds_done, seeds_asked: finished runs, and how many there should be.
         notes: what is unusual about its runs.
     """
@@ -89,6 +90,8 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
     mb_down: float | None = None
     codec: str = "raw / raw"
     bytes_ratio: float | None = None
+    up_ratio: float | None = None
+    down_ratio: float | None = None
     seeds_done: int
     seeds_asked: int
     notes: tuple[str, ...] = ()
@@ -316,6 +319,8 @@ def _compared(
         cells=cells,
         seconds_ratio=_ratio(row.seconds_per_round, timed.seconds_per_round if timed else None),
         bytes_ratio=_ratio(_bytes(row), _bytes(raw) if raw else None),
+        up_ratio=_ratio(row.mb_up, raw.mb_up if raw else None),
+        down_ratio=_ratio(row.mb_down, raw.mb_down if raw else None),
     )
 
 

@@ -11,12 +11,9 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
+from protofleet.federation.claims import Norms, measured
 from protofleet.federation.coding import DecodedUpdate, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.strategies.tasks import TASKS, LearningTask
@@ -69,8 +66,13 @@ def expect_updates(plan: Plan) -> ExpectedUpdate:
 
 
 def admit(
-    decoded: DecodedUpdate, expected: ExpectedUpdate, *, client_id: str, round_id: int
-) -> None:
+    decoded: DecodedUpdate,
+    expected: ExpectedUpdate,
+    *,
+    client_id: str,
+    round_id: int,
+    baseline: Tensors,
+) -> dict[str, float]:
     """Check a complete update.
 
     Args:
@@ -79,9 +81,13 @@ def admit(
         expected: from ``expect_updates``.
         client_id: whose topic it came on.
         round_id: the round its offer names.
+        baseline: what its client started from.
 
     Raises:
         RefusedError: a rule is broken; the update must not be used.
+
+    Returns:
+        Norms of its differences, as ``claims.difference_norms`` has them.
     """
     update = decoded.update
     if (update.client_id, update.round_id) != (client_id, round_id):
@@ -91,10 +97,12 @@ def admit(
             f"'{update.client_id[:_MOST_CHARS]}' and round {update.round_id}",
         )
     _check_evaluation(update.evaluation, expected)
-    _check_numbers(update.tensors, expected.max_norm)
+    differences, norms = measured(update.tensors, baseline)
+    _check_numbers(update.tensors, norms, expected.max_norm)
     if expected.class_counts:
         _check_counts(update)
     expected.check(update)
+    return differences
 
 
 def _check_counts(update: Update) -> None:
@@ -137,22 +145,16 @@ def _check_evaluation(evaluation: Evaluation, expected: ExpectedUpdate) -> None:
             expected.task.check(f"evaluation '{name}'", statistics, expected.outputs)
 
 
-def _check_numbers(tensors: Tensors, limit: float) -> None:
+def _check_numbers(tensors: Tensors, norms: Norms, limit: float) -> None:
     """Every number is finite, and no tensor so long that its squares or sums overflow.
 
     Those would make the next state infinite.
     """
-    norms = {name: _norm(value) for name, value in tensors.items() if value.dtype.kind == "f"}
     if not all(map(math.isfinite, norms.values())):
         check_finite(tensors)  # else they are, as a norm is not where one of its numbers is not
-    for name, norm in norms.items():
-        if norm > limit:
+    for name in tensors:
+        if name in norms and norms[name] > limit:
             raise RefusedError(
-                "norm", f"tensor '{name}': expected a norm of at most {limit:g}, got {norm:g}"
+                "norm",
+                f"tensor '{name}': expected a norm of at most {limit:g}, got {norms[name]:g}",
             )
-
-
-def _norm(value: NDArray[Any]) -> float:
-    flat = value.reshape(-1).astype(np.result_type(value, np.float32), copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(float(np.dot(flat, flat)))

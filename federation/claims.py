@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.federation.records import UpdateRecord
-from protofleet.kernels import squared_distance
+from protofleet.kernels import squared_distance, squared_distance_and_norm
 from protofleet.strategies.types import Update, Updates
 from protofleet.tensors import Tensors
 
@@ -73,20 +72,28 @@ def difference_norms(tensors: Tensors, baseline: Tensors) -> dict[str, float]:
         tensors: finite.
         baseline: what has no name in it is compared with zero.
     """
-    return _grouped((name, value, baseline.get(name)) for name, value in sorted(tensors.items()))
+    return measured(tensors, baseline)[0]
 
 
-def _grouped(
-    values: Iterable[tuple[str, NDArray[np.float32], NDArray[np.float32] | None]],
-) -> dict[str, float]:
+def measured(tensors: Tensors, baseline: Tensors) -> tuple[dict[str, float], dict[str, float]]:
+    """``difference_norms``, and the norm of each tensor itself, in one pass over their memory.
+
+    Args:
+        tensors: the norm of one that is not finite is not either.
+        baseline: as there.
+    """
     squares: dict[str, float] = {}
-    for name, value, start in values:
+    norms: dict[str, float] = {}
+    for name, value in sorted(tensors.items()):
         if value.dtype.kind != "f":
             continue
+        start = baseline.get(name)
         same = start is not None and start.shape == value.shape
+        apart, square = squared_distance_and_norm(value, start if same else None)
         group = name.partition("/")[0]
-        squares[group] = squares.get(group, 0.0) + squared_distance(value, start if same else None)
-    return {group: math.sqrt(square) for group, square in squares.items()}
+        squares[group] = squares.get(group, 0.0) + apart
+        norms[name] = math.sqrt(square)
+    return {group: math.sqrt(square) for group, square in squares.items()}, norms
 
 
 def median_norms(norms: Iterable[Norms]) -> dict[str, float]:

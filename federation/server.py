@@ -128,9 +128,14 @@ class Server:
             forms=self.expected.uplink,
             class_counts=class_counts if self.expected.class_counts else None,
         )
-        admit(decoded, self.expected, client_id=client_id, round_id=round_id)
+        norms = admit(
+            decoded,
+            self.expected,
+            client_id=client_id,
+            round_id=round_id,
+            baseline=baseline,
+        )
         claims.check_examples(decoded.record, num_examples)
-        norms = claims.difference_norms(decoded.update.tensors, baseline)
         claims.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
         return replace(decoded, norms=norms).told(self.plan.sends)
 

@@ -36,7 +36,11 @@ from protofleet.kernels.mean import WeightedMean
 from protofleet.kernels.native.pool import set_threads, threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import CacheState, Warmed, cache_state, warm
-from protofleet.kernels.norms import squared_distance, squared_distances
+from protofleet.kernels.norms import (
+    squared_distance,
+    squared_distance_and_norm,
+    squared_distances,
+)
 from protofleet.kernels.pixelise import pixelise
 from protofleet.kernels.simplex import gram, simplex_minimum
 from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
@@ -101,6 +105,7 @@ __all__ = [
     "simplex_minimum",
     "sinkhorn",
     "squared_distance",
+    "squared_distance_and_norm",
     "squared_distances",
     "threads",
     "topk_decode",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ _MOST_WEIGHT = 1e269  # times the largest float32, this is still a float64
 
 
 class _Term(NamedTuple):
+    position: int
     name: str
     buffer: Floats
     weight: float
@@ -45,7 +48,7 @@ class WeightedMean:
         Raises:
             InputError: as there; the mean is then as before.
         """
-        for batch in self._batches([(buffer, weight)]):
+        for batch in self._batches([(buffer, weight)], []):
             finite(batch[0].name, batch[0].buffer)
             _accumulate(self._total, batch)
             self.weight += weight
@@ -66,12 +69,50 @@ class WeightedMean:
             InputError: wrong shape or dtype, a number that is not finite, a negative weight, or
                 weights with a sum above 1e269.
         """
+        self._add_all(terms, None, [])
+
+    def add_all_measured(
+        self, terms: Iterable[tuple[NDArray[Any], float]], origin: Floats
+    ) -> NDArray[np.float64]:
+        """``add_all``, and how far each buffer is from ``origin``, found as it is added.
+
+        Args:
+            terms: as there.
+            origin: ``(size,) float32``.
+
+        Returns:
+            ``(terms,) float64``, Euclidean distances with a relative error below 1e-6, since their
+            squares are summed in any order; NaN for a buffer of weight zero.
+
+        Raises:
+            InputError: as there.
+        """
+        if origin.size != self._total.size:
+            raise InputError(
+                f"weighted mean: expected an origin of {self._total.size} values, got {origin.size}"
+            )
+        squares: list[float] = []
+        self._add_all(terms, read_only("weighted mean: origin", origin, 1), squares)
+        return np.sqrt(np.array(squares, np.float64))
+
+    def _add_all(
+        self,
+        terms: Iterable[tuple[NDArray[Any], float]],
+        origin: Floats | None,
+        squares: list[float],
+    ) -> None:
+        """Add all or none; ``squares`` gets those of the distances to ``origin``, if there is one.
+
+        For that it gets a NaN for each term that is looked at.
+        """
         weight = self.weight
-        total = self._total.copy() if weight else np.zeros_like(self._total)
-        for batch in self._batches(terms):
-            _accumulate(total, batch)
-            for term in batch:
+        # Not `zeros_like`, which writes them all: these pages come as zeros when they are needed.
+        total = self._total.copy() if weight else np.zeros(self._total.size, np.float64)
+        for batch in self._batches(terms, squares):
+            found = _accumulate(total, batch, origin)
+            for term, square in zip(batch, found, strict=True):
                 weight += term.weight
+                squares[term.position] = square
         self._total, self.weight = total, weight
 
     def result(self) -> Floats:
@@ -87,8 +128,13 @@ class WeightedMean:
         spread(lambda a, b: divide(total[a:b], weight, mean[a:b]), total.size, _GRAIN)
         return mean
 
-    def _batches(self, terms: Iterable[tuple[NDArray[Any], float]]) -> Iterator[list[_Term]]:
-        """Checked terms of positive weight, as many at a time as may be held; one list, reused."""
+    def _batches(
+        self, terms: Iterable[tuple[NDArray[Any], float]], squares: list[float]
+    ) -> Iterator[list[_Term]]:
+        """Checked terms of positive weight, as many at a time as may be held; one list, reused.
+
+        ``squares`` gets a NaN for each term, whatever its weight.
+        """
         held = _PENDING_BYTES // max(4 * self._total.size, 1)
         most = len(terms) if isinstance(terms, Sequence) else min(_PENDING, max(held, 1))
         batch: list[_Term] = []
@@ -96,6 +142,7 @@ class WeightedMean:
         for position, (buffer, weight) in enumerate(terms):
             name = f"weighted mean, buffer {position}"
             sum_of_weights += weight
+            squares.append(math.nan)
             if not (weight >= 0 and sum_of_weights <= _MOST_WEIGHT):
                 raise InputError(
                     f"{name}: expected a weight of at least 0 and a sum of at most "
@@ -105,7 +152,7 @@ class WeightedMean:
                 continue
             if buffer.size != self._total.size:
                 raise InputError(f"{name}: expected {self._total.size} values, got {buffer.size}")
-            batch.append(_Term(name, read_only(name, buffer, 1), float(weight)))
+            batch.append(_Term(position, name, read_only(name, buffer, 1), float(weight)))
             if len(batch) == most:
                 yield batch
                 batch.clear()
@@ -113,17 +160,32 @@ class WeightedMean:
             yield batch
 
 
-def _accumulate(total: NDArray[np.float64], batch: Sequence[_Term]) -> None:
-    """Add to ``total``; InputError if the sums are not finite any more."""
+def _accumulate(
+    total: NDArray[np.float64], batch: Sequence[_Term], origin: Floats | None = None
+) -> list[float]:
+    """Add to ``total``; InputError if the sums are not finite any more.
+
+    Returns:
+        The squares of the buffers' distances to ``origin``; NaN without one.
+    """
     buffers, weights = [term.buffer for term in batch], np.array([term.weight for term in batch])
     bad = np.zeros(1, np.int64)
-    accumulate = backend("mean").accumulate
+    loops, squares = backend("mean"), np.zeros(len(batch))
+    several = threading.Lock()
 
     def part(start: int, stop: int) -> None:
         parts = [buffer[start:stop] for buffer in buffers]
-        accumulate(total[start:stop], parts, weights, bad)
+        if origin is None:
+            loops.accumulate(total[start:stop], parts, weights, bad)
+            return
+        found = loops.accumulate_measured(
+            total[start:stop], parts, weights, origin[start:stop], bad
+        )
+        with several:
+            np.add(squares, found, out=squares)
 
     spread(part, total.size, _GRAIN)
     if bad[0]:
         for term in batch:
             finite(term.name, term.buffer)
+    return [math.nan] * len(batch) if origin is None else squares.tolist()

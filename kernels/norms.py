@@ -32,6 +32,28 @@ def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) ->
     return found
 
 
+def squared_distance_and_norm(
+    values: NDArray[Any], start: NDArray[Any] | None
+) -> tuple[float, float]:
+    """``squared_distance(values, start)`` and that of ``values`` alone, in one pass over memory.
+
+    The second has a relative error below 1e-9 of a model's size: its squares are added up in any
+    order. A number that is not finite makes both sums so, without a warning.
+
+    Args:
+        values: floats of any shape.
+        start: of the same shape; None: zeros.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if start is None:
+            distance = squared_distance(values)
+            return distance, distance
+        found: tuple[float, float] = backend("norms").both_squares(
+            values.reshape(-1), start.reshape(-1)
+        )
+        return found
+
+
 def squared_distances(
     vectors: Iterable[NDArray[Any] | None], start: NDArray[Any]
 ) -> NDArray[np.float64]:

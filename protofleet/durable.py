@@ -38,8 +38,15 @@ _AT_ONCE = 16
 
 def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace ``path`` by ``data`` atomically; its name is durable after ``sync_folder``."""
+    write_whole_parts(path, [data], shared=shared)
+
+
+def write_whole_parts(
+    path: Path, parts: Iterable[bytes | memoryview], *, shared: bool = False
+) -> None:
+    """As ``write_whole`` for data in parts, which are never together in memory."""
     temporary = path.with_name(path.name + TEMPORARY)
-    write_synced(temporary, [data], shared=shared)
+    write_synced(temporary, parts, shared=shared)
     temporary.replace(path)
 
 
@@ -85,7 +92,7 @@ def _sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_synced(path: Path, parts: Iterable[bytes], *, shared: bool = False) -> None:
+def write_synced(path: Path, parts: Iterable[bytes | memoryview], *, shared: bool = False) -> None:
     """Write ``parts`` to ``path`` itself; its content is durable when this returns."""
     with open(path, "wb", opener=None if shared else opener) as file:
         file.writelines(parts)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,29 +53,28 @@ def encoded_parts(
     Raises:
         InputError: as there.
     """
-    arrays = {name: _little_endian(name, value) for name, value in tensors.items()}
-    order = in_order(arrays)
-    header: dict[str, Any] = {}
-    if metadata:
-        header[_METADATA] = dict(sorted(metadata.items()))
-    offset = 0
-    for name in order:
-        array = arrays[name]
-        header[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [offset, offset + array.nbytes],
-        }
-        offset += array.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    if len(arrays) > MAX_TENSORS or len(text) > MAX_HEADER_BYTES:
-        raise InputError(
-            f"blob: expected at most {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} bytes of header, "
-            f"got {len(arrays)} and {len(text)}"
-        )
-    parts = [arrays[name].reshape(-1).view(np.uint8).data for name in order]
-    return [len(text).to_bytes(8, "little") + text, *parts]
+    arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
+    table = _table_of(arrays)
+    parts = [_little_endian(arrays[name]).reshape(-1).view(np.uint8).data for name in table.order]
+    return [_header(table, metadata), *parts]
+
+
+def nested_parts(
+    contents: Mapping[str, Sequence[bytes | memoryview]],
+    metadata: Mapping[str, str] | None = None,
+) -> list[bytes | memoryview]:
+    """The parts of a blob of byte arrays whose content is given in parts, which are not copied.
+
+    Joined, they are ``encode`` of an array of uint8 for each content.
+
+    Raises:
+        InputError: as there.
+    """
+    forms = [
+        (name, np.dtype(np.uint8), (sum(map(len, parts)),)) for name, parts in contents.items()
+    ]
+    table = _table.__wrapped__(tuple(forms))  # of other sizes each time
+    return [_header(table, metadata), *(part for name in table.order for part in contents[name])]
 
 
 def in_order(tensors: Tensors) -> list[str]:
@@ -88,7 +88,57 @@ def encoded_size(tensors: Tensors) -> int:
     Raises:
         InputError: as there.
     """
-    return sum(map(len, encoded_parts(tensors)))
+    table = _table_of(tensors)
+    return len(_header(table, None)) + table.size
+
+
+class _Table(NamedTuple):
+    """What a header says of tensors.
+
+    Attributes:
+        order: their names as they stand in the blob.
+        text: their entries, without braces.
+        size: of all their bytes.
+    """
+
+    order: tuple[str, ...]
+    text: str
+    size: int
+
+
+def _table_of(tensors: Tensors) -> _Table:
+    return _table(tuple((name, value.dtype, value.shape) for name, value in tensors.items()))
+
+
+@lru_cache(maxsize=256)
+def _table(forms: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> _Table:
+    """The same for all tensors of these names, dtypes and shapes: clients' models are alike."""
+    known = {name: (_code(name, dtype, shape), shape) for name, dtype, shape in forms}
+    order = sorted(known, key=lambda name: (-np.dtype(_DTYPES[known[name][0]]).itemsize, name))
+    entries, offset = {}, 0
+    for name in order:
+        code, shape = known[name]
+        end = offset + math.prod(shape) * np.dtype(_DTYPES[code]).itemsize
+        entries[name] = {"dtype": code, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    return _Table(tuple(order), _json(entries)[1:-1], offset)
+
+
+def _header(table: _Table, metadata: Mapping[str, str] | None) -> bytes:
+    about = [f'"{_METADATA}":{_json(dict(sorted(metadata.items())))}'] if metadata else []
+    joined = ",".join([*about, table.text] if table.text else about)
+    text = f"{{{joined}}}".encode()
+    text += b" " * (-len(text) % 8)
+    if len(table.order) > MAX_TENSORS or len(text) > MAX_HEADER_BYTES:
+        raise InputError(
+            f"blob: expected at most {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} bytes of header, "
+            f"got {len(table.order)} and {len(text)}"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def decode(
@@ -109,18 +159,20 @@ def decode(
     """
     if len(data) > max_bytes:
         raise RefusedError("blob-size", f"blob: {len(data)} bytes > {max_bytes} allowed")
-    header, start = _read_header(data)
-    metadata = _checked_metadata(header.pop(_METADATA, {}))
-    if len(header) > MAX_TENSORS:
-        raise RefusedError("blob-header", f"blob: {len(header)} tensors > {MAX_TENSORS} allowed")
-    entries = {name: _checked_entry(name, entry) for name, entry in header.items()}
-    _check_offsets(entries, len(data) - start)
+    text = _header_text(data)
+    read = _read_header if len(text) > _MOST_KEPT else _kept_header
+    entries, size, metadata = read(text)
+    start = 8 + len(text)
+    if size != len(data) - start:
+        raise RefusedError(
+            "blob-offsets", f"blob: tensors fill {size} bytes of {len(data) - start}"
+        )
     body = np.frombuffer(data, np.uint8, offset=start)
     tensors = {
         name: _view(name, body[begin:end], dtype, shape)
         for name, (dtype, shape, begin, end) in entries.items()
     }
-    return tensors, metadata
+    return tensors, dict(metadata)
 
 
 def check_finite(tensors: Tensors, *, rule: str = "finite") -> None:
@@ -147,17 +199,22 @@ def _has_finite_norm(value: NDArray[np.float32]) -> bool:
 _Entry = tuple[np.dtype[Any], tuple[int, ...], int, int]
 
 
-def _little_endian(name: str, value: NDArray[Any]) -> NDArray[Any]:
-    dtype = value.dtype.newbyteorder("<")
-    if dtype not in _CODES:
-        raise InputError(f"tensor '{name}': expected one of {sorted(_DTYPES)}, got {value.dtype}")
+def _code(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """The dtype as a header names it."""
+    code = _CODES.get(dtype.newbyteorder("<"))
+    if code is None:
+        raise InputError(f"tensor '{name}': expected one of {sorted(_DTYPES)}, got {dtype}")
     if not name_allowed(name):
         raise InputError(
             f"tensor {name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} printable characters"
         )
-    if value.ndim > MAX_DIMENSIONS:
-        raise InputError(f"tensor '{name}': expected <= {MAX_DIMENSIONS} axes, got {value.ndim}")
-    return np.asarray(value, dtype=dtype, order="C")
+    if len(shape) > MAX_DIMENSIONS:
+        raise InputError(f"tensor '{name}': expected <= {MAX_DIMENSIONS} axes, got {len(shape)}")
+    return code
+
+
+def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 def name_allowed(name: str) -> bool:
@@ -165,7 +222,7 @@ def name_allowed(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != _METADATA
 
 
-def _read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
+def _header_text(data: bytes | memoryview) -> bytes:
     if len(data) < 8:
         raise RefusedError("blob-header", f"blob: expected at least 8 bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")
@@ -173,10 +230,24 @@ def _read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
         raise RefusedError(
             "blob-header", f"blob: header of {length} bytes in a blob of {len(data)} bytes"
         )
-    header = strict_json.loads(bytes(data[8 : 8 + length]), rule="blob-header", what="blob header")
+    return bytes(data[8 : 8 + length])
+
+
+def _read_header(text: bytes) -> tuple[Mapping[str, _Entry], int, Mapping[str, str]]:
+    """Entries by name, the bytes that they fill, and the metadata."""
+    header = strict_json.loads(text, rule="blob-header", what="blob header")
     if not isinstance(header, dict):
         raise RefusedError("blob-header", "blob header: expected an object")
-    return header, 8 + length
+    metadata = _checked_metadata(header.pop(_METADATA, {}))
+    if len(header) > MAX_TENSORS:
+        raise RefusedError("blob-header", f"blob: {len(header)} tensors > {MAX_TENSORS} allowed")
+    entries = {name: _checked_entry(name, entry) for name, entry in header.items()}
+    return entries, _filled(entries), metadata
+
+
+_MOST_KEPT = 1 << 15
+_kept_header = lru_cache(maxsize=64)(_read_header)
+"""Of up to 32 KiB: those of a client's states are the same in every round."""
 
 
 def _checked_metadata(metadata: Any) -> dict[str, str]:
@@ -213,8 +284,8 @@ def _checked_ints(name: str, values: Any, rule: str) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _check_offsets(entries: Mapping[str, _Entry], total: int) -> None:
-    """Every byte of the body belongs to exactly one tensor, and each shape fills its bytes."""
+def _filled(entries: Mapping[str, _Entry]) -> int:
+    """Bytes of the body: each belongs to exactly one tensor, and each shape fills its bytes."""
     position = 0
     for name, (dtype, shape, begin, end) in sorted(entries.items(), key=lambda e: e[1][2:]):
         if begin != position or end < begin:
@@ -226,8 +297,7 @@ def _check_offsets(entries: Mapping[str, _Entry], total: int) -> None:
                 "blob-shape", f"tensor '{name}': {shape} {dtype} does not fill {end - begin} bytes"
             )
         position = end
-    if position != total:
-        raise RefusedError("blob-offsets", f"blob: tensors fill {position} bytes of {total}")
+    return position
 
 
 def _view(

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels.checks import Floats, Indices
-from protofleet.kernels.native.kernel import helper, kernel
+from protofleet.kernels.native.kernel import REDUCE, helper, kernel
 
 _BLOCK = 1 << 16  # half a megabyte of sums stays in the second-level cache
+_MEASURED_BLOCK = 1 << 14  # with what they are measured from
 _TOGETHER = 4  # buffers read at once, so that a sum is loaded and stored once for all of them
 
 
@@ -98,6 +99,100 @@ def _add_four(
 def _add(sums: NDArray[np.float64], buffer: Floats, weight: float) -> None:
     for i in range(sums.size):
         sums[i] += weight * np.float64(buffer[i])
+
+
+def accumulate_measured(
+    total: NDArray[np.float64],
+    buffers: Sequence[Floats],
+    weights: NDArray[np.float64],
+    origin: Floats,
+    bad: Indices,
+) -> NDArray[np.float64]:
+    """``accumulate``, in the same order, and the squares of the buffers' distances to ``origin``.
+
+    Those are summed in any order, in the same pass over memory.
+    """
+    memory, starts = memory_of(buffers, total.size)
+    squares = np.zeros(len(buffers))
+    add_up_measured(total, memory, starts, weights, origin, squares, bad)
+    return squares
+
+
+@kernel("f8[1] out", "f4[1]", "i8[1]", "f8[1]", "f4[1]", "f8[1] out", "i8[1] out")
+def add_up_measured(
+    total: NDArray[np.float64],
+    memory: Floats,
+    starts: Indices,
+    weights: NDArray[np.float64],
+    origin: Floats,
+    squares: NDArray[np.float64],
+    bad: Indices,
+) -> None:
+    """As ``accumulate_measured``, where buffer k is ``memory[starts[k]:]``."""
+    for start in range(0, total.size, _MEASURED_BLOCK):
+        sums = total[start : start + _MEASURED_BLOCK]
+        near = origin[start : start + _MEASURED_BLOCK]
+        together = starts.size - starts.size % _TOGETHER
+        for k in range(0, together, _TOGETHER):
+            _measure_four(sums, memory[start:], starts[k:], weights[k:], near, squares[k:])
+        for k in range(together, starts.size):
+            _measure(sums, memory[starts[k] + start :], weights[k], near, squares[k:])
+        if not _all_finite(sums):
+            bad[0] = 1
+
+
+@helper()
+def _measure_four(
+    sums: NDArray[np.float64],
+    memory: Floats,
+    starts: Indices,
+    weights: NDArray[np.float64],
+    origin: Floats,
+    squares: NDArray[np.float64],
+) -> None:
+    first, second = memory[starts[0] :], memory[starts[1] :]
+    third, fourth = memory[starts[2] :], memory[starts[3] :]
+    a = b = c = d = 0.0
+    for i in range(sums.size):
+        start = np.float64(origin[i])
+        value = np.float64(first[i])
+        total = sums[i] + weights[0] * value
+        a = _plus_square(a, value - start)
+        value = np.float64(second[i])
+        total += weights[1] * value
+        b = _plus_square(b, value - start)
+        value = np.float64(third[i])
+        total += weights[2] * value
+        c = _plus_square(c, value - start)
+        value = np.float64(fourth[i])
+        sums[i] = total + weights[3] * value
+        d = _plus_square(d, value - start)
+    squares[0] += a
+    squares[1] += b
+    squares[2] += c
+    squares[3] += d
+
+
+@helper()
+def _measure(
+    sums: NDArray[np.float64],
+    buffer: Floats,
+    weight: float,
+    origin: Floats,
+    squares: NDArray[np.float64],
+) -> None:
+    square = 0.0
+    for i in range(sums.size):
+        value = np.float64(buffer[i])
+        sums[i] += weight * value
+        square = _plus_square(square, value - np.float64(origin[i]))
+    squares[0] += square
+
+
+@helper(REDUCE)
+def _plus_square(total: float, apart: float) -> float:
+    """Flags of its own: these sums may run in vector lanes, those of the mean keep their order."""
+    return total + apart * apart
 
 
 @helper()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels.checks import Floats, Indices
-from protofleet.kernels.native.kernel import helper, kernel
+from protofleet.kernels.native.kernel import REDUCE, helper, kernel
 from protofleet.kernels.plain import norms as plain
 
 _LEAF = 128  # NumPy's: so many numbers are added up without dividing them further
@@ -28,6 +28,15 @@ def squares(values: NDArray[Any], start: NDArray[Any] | None) -> float:
     sums = np.empty(_DEPTH)
     sum_squares(values, other, np.empty(_DEPTH, np.int64), sums, np.empty(_LEAF))
     return float(sums[0])
+
+
+def both_squares(values: NDArray[Any], start: NDArray[Any]) -> tuple[float, float]:
+    """``squares(values, start)`` and, summed in another order, ``squares(values, None)``."""
+    if not (_fits(values) and _fits(start)):
+        return plain.both_squares(values, start)
+    sums, own = np.empty(_DEPTH), np.zeros(1)
+    sum_both_squares(values, start, np.empty(_DEPTH, np.int64), sums, np.empty(_LEAF), own)
+    return float(sums[0]), float(own[0])
 
 
 def _fits(values: NDArray[Any]) -> bool:
@@ -63,12 +72,46 @@ def sum_squares(
             done += 1
             at += size
         else:
-            middle = size // 2
-            middle -= middle % 8
-            sizes[left] = 0
-            sizes[left + 1] = size - middle
-            sizes[left + 2] = middle
-            left += 3
+            left = _halved(sizes, left, size)
+
+
+@kernel("f4[1]", "f4[1]", "i8[1] out", "f8[1] out", "f8[1] out", "f8[1] out")
+def sum_both_squares(
+    values: Floats,
+    start: Floats,
+    sizes: Indices,
+    sums: NDArray[np.float64],
+    leaf: NDArray[np.float64],
+    own: NDArray[np.float64],
+) -> None:
+    """``sum_squares``, and ``own[0]`` becomes the sum of the squares of ``values``."""
+    sizes[0] = values.size
+    left, done, at = 1, 0, 0
+    sums[0] = 0.0
+    while left > 0 and values.size > 0:
+        left -= 1
+        size = sizes[left]
+        if size == 0:
+            done -= 1
+            sums[done - 1] += sums[done]
+        elif size <= leaf.size:
+            own[0] += _square_both(values[at : at + size], start[at : at + size], leaf)
+            sums[done] = _added(leaf, size)
+            done += 1
+            at += size
+        else:
+            left = _halved(sizes, left, size)
+
+
+@helper()
+def _halved(sizes: Indices, left: int, size: int) -> int:
+    """Put two halves in the place of a part, as NumPy divides it; how many parts are left."""
+    middle = size // 2
+    middle -= middle % 8
+    sizes[left] = 0
+    sizes[left + 1] = size - middle
+    sizes[left + 2] = middle
+    return left + 3
 
 
 @helper()
@@ -81,6 +124,24 @@ def _square(values: Floats, start: Floats, out: NDArray[np.float64]) -> None:
         for i in range(values.size):
             apart = np.float64(values[i]) - np.float64(start[i])
             out[i] = apart * apart
+
+
+@helper()
+def _square_both(values: Floats, start: Floats, out: NDArray[np.float64]) -> float:
+    """As ``_square``; the sum of the squares of ``values``."""
+    total = 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        apart = value - np.float64(start[i])
+        out[i] = apart * apart
+        total = _plus_square(total, value)
+    return total
+
+
+@helper(REDUCE)
+def _plus_square(total: float, value: float) -> float:
+    """Flags of its own: this sum may run in vector lanes, the one of differences may not."""
+    return total + value * value
 
 
 @helper()

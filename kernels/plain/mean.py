@@ -35,6 +35,26 @@ def accumulate(
                 bad[0] = 1
 
 
+def accumulate_measured(
+    total: NDArray[np.float64],
+    buffers: Sequence[Floats],
+    weights: NDArray[np.float64],
+    origin: Floats,
+    bad: Indices,
+) -> NDArray[np.float64]:
+    """``accumulate``, and the squares of the buffers' distances to ``origin``, block by block."""
+    squares = np.zeros(len(buffers))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for start in range(0, total.size, _BLOCK):
+            part = slice(start, start + _BLOCK)
+            near = origin[part].astype(np.float64)
+            for k, buffer in enumerate(buffers):
+                apart = buffer[part] - near
+                squares[k] += np.dot(apart, apart)
+            accumulate(total[part], [buffer[part] for buffer in buffers], weights, bad)
+    return squares
+
+
 def divide(total: NDArray[np.float64], weight: float, out: Floats) -> None:
     """``out = total / weight``, rounded to float32 once."""
     np.divide(total, weight, out=out, casting="same_kind")

@@ -17,6 +17,11 @@ def squares(values: NDArray[Any], start: NDArray[Any] | None) -> float:
     return _sum(values, start, (np.empty(size), np.empty(size)))
 
 
+def both_squares(values: NDArray[Any], start: NDArray[Any]) -> tuple[float, float]:
+    """``squares(values, start)`` and ``squares(values, None)``."""
+    return squares(values, start), squares(values, None)
+
+
 def _sum(
     values: NDArray[Any],
     start: NDArray[Any] | None,

@@ -58,6 +58,9 @@ Limiter = Callable[[Vector, Terms], Terms]
 the very same terms where nothing has to be limited."""
 
 
+CombineMeasured = Callable[[Vector, Terms], tuple[Vector | None, NDArray[np.float64]]]
+
+
 def _as_they_are(_old: Vector, terms: Terms) -> Terms:
     return terms
 
@@ -76,6 +79,9 @@ class Aggregator:
             for a vector of another size, a number that is not finite or a negative weight.
         combine_rows: what ``by_row`` does, in one pass; None: with ``combine``.
         limit: what ``combine`` does to its terms first, for strategies that do more with them.
+        combine_measured: of a mean: ``combine``, and how far each term is from the server's vector,
+            NaN for a term of weight 0, in one reading. The distances may be wrong by 1e-6 of
+            themselves. None: there is no such way.
         weigh: coefficients of the clients' vectors from their distances, of a rule that is such a
             combination (``robust.Weigh``).
     """
@@ -85,6 +91,7 @@ class Aggregator:
     combine: Callable[[Vector, Terms], Vector | None]
     combine_rows: Callable[[Rows, Iterable[RowsTerm]], Rows] | None = None
     limit: Limiter = _as_they_are
+    combine_measured: CombineMeasured | None = None
     weigh: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
 
     def by_row(self, old: Rows, terms: Iterable[RowsTerm]) -> Rows:

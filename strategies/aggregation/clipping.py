@@ -29,6 +29,9 @@ from protofleet.strategies.aggregation.aggregator import (
     Vector,
 )
 
+_ROUGHLY = 1e-6
+"""Relative error of the distances of ``Aggregator.combine_measured``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
@@ -60,23 +63,22 @@ def clipped(
         tell: called for each term that is shortened.
     """
 
-    def limited(old: Vector, terms: Terms, norms: NDArray[np.float64]) -> Terms:
+    def limit(old: Vector, terms: Terms) -> Terms:
+        norms = _norms(old, terms)
         threshold = _threshold(norms, multiple)
         long = np.flatnonzero(norms > threshold).tolist()
         for position in long:
             tell(Clipped(position, float(norms[position]), threshold))
         return _shortened(old, terms, norms, threshold) if long else terms
 
-    def limit(old: Vector, terms: Terms) -> Terms:
-        return limited(old, terms, _norms(old, terms))
-
     def combine(old: Vector, terms: Terms) -> Vector | None:
         if not rule.incremental:
             return rule.combine(old, limit(old, terms))
         # Mostly nothing is longer: the terms, which may lie on a disk, are then read once.
-        measured = _Measured(old, terms)
-        combined = rule.combine(old, measured)
-        others = limited(old, terms, np.array(measured.norms))
+        combined, norms = _measured(rule, old, terms)
+        if _none_is_longer(norms, multiple):
+            return combined
+        others = limit(old, terms)
         return combined if others is terms else rule.combine(old, others)
 
     def combine_rows(old: Rows, terms: Iterable[RowsTerm]) -> Rows:
@@ -95,7 +97,19 @@ def clipped(
         combine=combine,
         combine_rows=combine_rows,
         limit=limit,
+        combine_measured=None,
     )
+
+
+def _measured(
+    rule: Aggregator, old: Vector, terms: Terms
+) -> tuple[Vector | None, NDArray[np.float64]]:
+    """A mean of the terms as they are, and roughly the norms of their differences."""
+    if rule.combine_measured is not None:
+        return rule.combine_measured(old, terms)
+    measured = _Measured(old, terms)
+    combined = rule.combine(old, measured)
+    return combined, np.array(measured.norms)
 
 
 def _norms(old: Vector, terms: Iterable[Term]) -> NDArray[np.float64]:
@@ -139,6 +153,15 @@ def _threshold(norms: NDArray[np.float64], multiple: float) -> float:
     known = norms[~np.isnan(norms)]
     middle = float(np.median(known)) if known.size else 0.0
     return multiple * middle if middle > 0 else np.inf
+
+
+def _none_is_longer(roughly: NDArray[np.float64], multiple: float) -> bool:
+    """Whether that is certain, although the norms are known but for ``_ROUGHLY`` of themselves.
+
+    A median of such norms is as near to the exact one.
+    """
+    known = roughly[~np.isnan(roughly)]
+    return bool((known * (1 + 4 * _ROUGHLY) <= _threshold(roughly, multiple)).all())
 
 
 def shortened(vector: Vector, old: Vector, factor: float) -> Vector:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.aggregation.aggregator import Aggregator, Rows, RowsTerm, Terms, Vector
@@ -36,6 +37,12 @@ def _combine(old: Vector, terms: Terms) -> Vector | None:
     return mean.result() if mean.weight else None
 
 
+def _combine_measured(old: Vector, terms: Terms) -> tuple[Vector | None, NDArray[np.float64]]:
+    mean = WeightedMean(old.size)
+    distances = mean.add_all_measured(terms, old)
+    return (mean.result() if mean.weight else None), distances
+
+
 def _combine_rows(old: Rows, terms: Iterable[RowsTerm]) -> Rows:
     total, weight = np.zeros(old.shape, np.float64), np.zeros(len(old), np.float64)
     for rows, weights in terms:
@@ -48,4 +55,10 @@ def _combine_rows(old: Rows, terms: Iterable[RowsTerm]) -> Rows:
     return merged
 
 
-MEAN = Aggregator(name="mean", incremental=True, combine=_combine, combine_rows=_combine_rows)
+MEAN = Aggregator(
+    name="mean",
+    incremental=True,
+    combine=_combine,
+    combine_rows=_combine_rows,
+    combine_measured=_combine_measured,
+)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -151,3 +151,25 @@ def _lives(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@dataclass(frozen=True)
+class _Named:
+    client_id: str
+
+
+def test_a_process_keeps_its_clients_and_takes_over_what_another_has_not_begun():
+    """Chunks become smaller; each task goes out once; what nobody has had goes to who asks."""
+    tasks = [_Named(f"{n:02}") for n in range(24)]
+    homes = {one.client_id: int(one.client_id) % 2 for one in tasks[:20]}
+    left = module._Left(tasks, homes, 2)
+    first = left.chunk(0)
+    assert [one.client_id for one in first] == ["00", "02", "04", "06"]
+    rest = []
+    while chunk := left.chunk(0):
+        rest.append([one.client_id for one in chunk])
+    assert list(map(len, rest)) == [3, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    taken = [one for chunk in rest for one in chunk]
+    assert taken[:10] == ["08", "10", "12", "14", "16", "18", "20", "21", "22", "23"]
+    assert taken[10:] == [f"{n:02}" for n in range(19, 0, -2)]
+    assert left.chunk(1) == []

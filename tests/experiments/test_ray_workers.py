@@ -7,11 +7,16 @@ What needs Ray is skipped without it: ``pip install -c constraints.txt -e '.[ray
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from protofleet.benchmarks._process_times import descendants
 from protofleet.errors import InputError
 from protofleet.experiments import ray_workers
 from protofleet.experiments._ray_actor import read_state, write_state
@@ -70,7 +75,7 @@ def run(tmp_path, monkeypatch):
         results = run_experiment(
             "digits",
             msgspec.convert(_EXPERIMENT, Experiment),
-            tmp_path / "runs",
+            tmp_path / ("wired" if engine == "mqtt" else "runs"),
             RunOptions(data_root=tmp_path, workers=2, engine=engine),
             Console(quiet=True),
         )
@@ -95,17 +100,42 @@ def answering(monkeypatch, act):
     monkeypatch.setattr(ray_workers.RayActors, "_answer", acted)
 
 
+def _killed_actor():
+    """Ends the process of one actor by SIGKILL; its id, if there was any."""
+    for pid in sorted(descendants(os.getpid())):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ClientActor"):
+                os.kill(pid, signal.SIGKILL)
+                return [pid]
+    return []
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.mosquitto
+@pytest.mark.timeout(400)
+def test_local_mqtt_and_ray_give_the_same_scores(ray, run):  # noqa: ARG001 - Ray is there
+    """And the engines without a broker the same states; bytes are counted elsewhere over MQTT."""
+    states, records = run("local")
+    assert run("ray") == (states, records)
+    _, wired = run("mqtt")
+    assert len(wired) == len(records) == 10
+    assert [one.scores for one in wired] == [one.scores for one in records]
+    assert [one.update_norms for one in wired] == [one.update_norms for one in records]
+
+
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(400)
 def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):
-    """Actors die in rounds 1, 2 (twice), 3 and 5; then the run is interrupted, and goes on."""
+    """Actors die, half of them by SIGKILL; then the run is interrupted, and goes on."""
     expected = run("local")
-    lost, stops = [], [22]
+    lost, killed, stops = [], [], [22]
 
     def act(actors, count, home):
-        if count in {1, 3, 4, 9, 14, 30}:
+        if count in {1, 4, 14}:
             ray.kill(actors._actors[home], no_restart=False)
             lost.append(count)
+        if count in {3, 9, 30}:
+            killed.extend(_killed_actor())
         if count in stops:
             stops.clear()
             raise KeyboardInterrupt
@@ -118,7 +148,8 @@ def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeyp
     states, _ = run("ray")
     left = [load_run(run_folder(tmp_path / "runs", one, 1)) for one in method]
     records = [_untimed(record) for one in left for record in one.rounds]
-    assert len(lost) >= 5
+    assert len(lost) + len(killed) >= 5
+    assert len(killed) >= 2
     assert [one.engine for one in left] == ["ray", "ray"]
     assert records == expected[1]
     assert states == expected[0][-len(states) :]

@@ -258,6 +258,19 @@ def test_costs_are_per_round_and_per_client_without_the_final_fit(table_of):
     assert none.cells["personalisation"].mean is None
 
 
+def test_bytes_up_and_down_stand_beside_fedavgs(table_of):
+    def rounds(up, down):
+        return [a_round(n, own=(0.5, 0.5), up=up, down=down) for n in (1, 2, 3)]
+
+    methods = [a_method(), a_method("Ours", "fedali"), a_method("None yet", "fedala")]
+    runs = [a_run(rounds(4000, 2000)), a_run(rounds(3000, 5000), label="Ours")]
+    table = table_of(an_experiment(methods), *runs)
+    found = [(row.up_ratio, row.down_ratio) for row in table.rows]
+    assert found == [(1, 1), (pytest.approx(0.75), pytest.approx(2.5)), (None, None)]
+    assert "up times FedAvg | down times FedAvg |" in markdown(table)
+    assert "| 0.75 | 2.50 |" in markdown(table)
+
+
 def test_without_fedavg_there_is_no_ratio(table_of):
     methods = [a_method("Central", merged=True), a_method("Ours", "fedali")]
     run = a_run(own_scores(0.5, 0.5, 0.5), label="Ours")

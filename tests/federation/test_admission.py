@@ -34,7 +34,7 @@ def _admitted(data, expected, class_counts=None):
         forms=expected.uplink,
         class_counts=class_counts,
     )
-    admit(decoded, expected, client_id="a", round_id=3)
+    admit(decoded, expected, client_id="a", round_id=3, baseline={})
     return decoded.record
 
 

@@ -370,7 +370,7 @@ def _admit(data: bytes) -> None:
     decoded = decode_update(
         data, Coding(), {}, forms=forms, max_bytes=_MAX, class_counts=(5, 5, 10)
     )
-    admit(decoded, _expected(), client_id="pi-7", round_id=3)
+    admit(decoded, _expected(), client_id="pi-7", round_id=3, baseline={})
 
 
 def _urls() -> Iterator[bytes]:

@@ -189,3 +189,27 @@ def test_few_buffers_of_an_iterator_are_alive_at_once():
     mean = mean_of(2, [made()])
     np.testing.assert_array_equal(mean.result(), [19.5, 19.5])
     assert most <= 10
+
+
+def test_measured_means_have_the_same_bits_and_near_distances():
+    size = 40_003  # several blocks, and an odd end
+    rng = np.random.default_rng(2)
+    origin = rng.standard_normal(size, np.float32)
+    made = [
+        (origin + rng.standard_normal(size, np.float32) * 10.0**-k, float(k % 4)) for k in range(11)
+    ]
+    mean = WeightedMean(size)
+    distances = mean.add_all_measured(iter(made[:7]), origin)
+    distances = np.append(distances, mean.add_all_measured(made[7:], origin))
+    assert mean.result().tobytes() == mean_of(size, [made]).result().tobytes()
+    apart = [np.linalg.norm(b.astype(np.float64) - origin) if w else np.nan for b, w in made]
+    np.testing.assert_allclose(distances, apart, rtol=1e-9)
+
+
+def test_a_measured_mean_that_is_refused_is_as_it_was():
+    mean = mean_of(2, [[(filled(1, 2), 1)]])
+    with pytest.raises(InputError, match=r"buffer 1: expected finite numbers, got nan at \(0,\)"):
+        mean.add_all_measured([(filled(3, 4), 1), (filled(np.nan, 1), 1)], filled(0, 0))
+    with pytest.raises(InputError, match="expected an origin of 2 values, got 1"):
+        mean.add_all_measured([(filled(3, 4), 1)], filled(0))
+    np.testing.assert_array_equal(mean.result(), [1, 2])

@@ -110,7 +110,7 @@ def run(bundle, learners):
             decoded = decode_update(
                 sent[client], Coding(), {}, max_bytes=1 << 24, forms=strategy.uplink
             )
-            admit(decoded, expected, client_id=client, round_id=round_id)
+            admit(decoded, expected, client_id=client, round_id=round_id, baseline={})
         updates = [read_update(blob) for blob in sent.values()]
         server = strategy.aggregate(server, updates, tools(round_id))
         servers.append(server)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.tensors.blobs import check_finite, decode, encode
+from protofleet.tensors.blobs import check_finite, decode, encode, nested_parts
 
 _DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
 _NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(
@@ -128,3 +128,21 @@ def test_only_floats_can_be_other_than_finite():
     check_finite({"a": np.ones(3, np.float16), "b": np.array([2**63 - 1])})
     with pytest.raises(RefusedError, match="'c'"):
         check_finite({"c": np.array([1, np.inf], np.float16)})
+
+
+def test_one_header_read_again_gives_metadata_of_its_own():
+    """Headers that come again are not parsed again; who reads one may change what it got."""
+    blob = encode({"a": np.arange(3, dtype=np.float32)}, {"about": "x"})
+    decode(blob, max_bytes=len(blob))[1].clear()
+    tensors, metadata = decode(blob, max_bytes=len(blob))
+    assert metadata == {"about": "x"}
+    tensors.clear()
+    assert list(decode(blob, max_bytes=len(blob))[0]) == ["a"]
+    with pytest.raises(RefusedError, match="tensors fill 12 bytes of 16"):
+        decode(blob + b"\0" * 4, max_bytes=len(blob) + 4)
+
+
+def test_contents_in_parts_make_the_blob_of_their_joined_bytes():
+    parts = {"b": [b"12", memoryview(b"345")], "a": [], "c": [encode({"x": np.ones(3)})]}
+    joined = {name: np.frombuffer(b"".join(of), np.uint8) for name, of in parts.items()}
+    assert b"".join(nested_parts(parts, {"about": "x"})) == encode(joined, {"about": "x"})
