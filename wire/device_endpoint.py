@@ -138,8 +138,10 @@ class DeviceEndpoint(Endpoint):
         self._link.subscribe_again()
 
     def spread(self, seconds: float) -> None:
-        """Over how long the fleet is to come back to a broker that has lost it."""
+        """How large the fleet is: over how long it comes back to a broker that has lost it."""
         self._link.spread(seconds)
+        for receiver in self._receivers:
+            receiver.spread_s = seconds
 
     def ask_for_federations(self) -> bool:
         """Ask which federations are announced there; False if the broker is away or forbids it."""
@@ -253,5 +255,5 @@ class DeviceEndpoint(Endpoint):
             coding=coding,
         )
         offer = self._protection.sign_offer(offer)
-        self._act(self._sender.send(self._device_id, source, offer, time.monotonic()))
+        self._sender.send(self._device_id, source, offer, time.monotonic())
         return offer

@@ -45,9 +45,13 @@ class Receiver:
             on with it.
         limits: admission and sizes.
         sealed: whether chunks must be.
+
+    Attributes:
+        spread_s: over how long those are gathered who are to get chunks on the lane SHARED.
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None, *, sealed: bool = False) -> None:
+        self.spread_s = 0.0
         self._sealed = sealed
         self._folder = folder
         self._limits = limits or Limits()
@@ -367,7 +371,7 @@ class Receiver:
 
     def _listen(self, key: str, shared: str, now: float) -> Send:
         transfer = self._active[key]
-        need = transfer.listen(shared, now)
+        need = transfer.listen(shared, now, self.spread_s)
         self._timers.set(key, transfer.due)
         return _answer(transfer.device_id, need)
 
