@@ -184,8 +184,9 @@ def test_who_does_not_read_can_publish_all_the_same(mosquitto_url, monkeypatch):
             for _ in range(CHUNKS_IN_FLIGHT_MAX):
                 assert link.publish("out", b"x")
             wait_until(lambda: link.room == CHUNKS_IN_FLIGHT_MAX)
-        kinds = Counter(type(link.get(10.0)) for _ in range(24))
-    assert kinds == {Delivery: 4, Drained: 20}
+        kinds = Counter(map(type, iter(lambda: link.get(0.0), None)))
+    assert kinds.keys() <= {Delivery, Drained}
+    assert kinds[Delivery] == 4
 
 
 @pytest.mark.mosquitto
