@@ -199,13 +199,20 @@ class DeviceEndpoint(Endpoint):
                 offer = action.offer
                 version = shared_version(offer.sha256, offer.chunk_bytes)
                 self._unheard += self._listening.get(version) is False
-        # Before what tells the coordinator that we listen.
-        self._follow_receivers()
-        super()._act(actions)
+        if actions:
+            # Before what tells the coordinator that we listen.
+            self._follow_receivers()
+            super()._act(actions)
+
+    def _work(self) -> None:
+        super()._work()
+        self._follow_receivers()  # one may have been given up without a word
 
     def _follow_receivers(self) -> None:
         """Be subscribed to what their transfers have a use for, and to nothing else."""
-        wanted = {version for one in self._receivers for version in one.versions}
+        wanted = {version for one in self._receivers if one.listens for version in one.versions}
+        if wanted == self._listening.keys():
+            return
         for version in self._listening.keys() - wanted:
             del self._listening[version]
             self._link.stop_listening(self._topics.shared_chunks(version))

@@ -136,6 +136,11 @@ class Receiver:
         return [] if need is None or not has_slot else [_answer(transfer.device_id, need)]
 
     @property
+    def listens(self) -> bool:
+        """Whether there may be any ``versions``."""
+        return bool(self._active or self._shared)
+
+    @property
     def versions(self) -> set[str]:
         """Under which chunks on the lane SHARED are of use to a transfer here."""
         active = {one.shared for one in self._active.values() if one.shared}
