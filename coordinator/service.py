@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
@@ -161,10 +162,10 @@ class Service:
         try:
             self._endpoint.start()
             self._tell_start()
-            waiting = self._await_lease()
+            waiting = deque(self._await_lease())  # perhaps the presences of all devices
             self._resume()
-            for event in waiting:
-                self._act_on(event)
+            while waiting:
+                self._act_on(waiting.popleft())
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()

@@ -55,7 +55,8 @@ class Carousel:
     """One blob in one grid.
 
     Attributes:
-        transfers: that offer it.
+        version: names it.
+        transfers: that offer it, and to whom.
         silent: those of them that have not answered yet.
         starts: when ``tick`` has something to do if it stands still then, monotonic seconds.
         chunk_bytes: of its grid.
@@ -63,11 +64,11 @@ class Carousel:
     """
 
     def __init__(self, version: str, source: Source, offer: TransferOffer, key: str) -> None:
-        self.transfers: set[str] = set()
+        self.transfers: dict[str, str] = {}
         self.silent: set[str] = set()
         self.starts = self._first = float("inf")
         self.chunk_bytes = offer.chunk_bytes
-        self._version, self._source, self._offer = version, source, offer
+        self.version, self._source, self._offer = version, source, offer
         self._count = -(-offer.total_bytes // offer.chunk_bytes)
         self._everything = frozenset(range(self._count))
         self._cipher = ChunkCipher(key, version) if key else None
@@ -153,9 +154,10 @@ class Carousel:
 
     def leave(self, key: str) -> None:
         """A transfer is over."""
-        for those in (self.transfers, self.silent, self._served):
+        for those in (self.silent, self._served):
             those.discard(key)
-        self._lacks.pop(key, None)
+        for known in (self.transfers, self._lacks):
+            known.pop(key, None)
         if not self._lacks:
             self.starts = self._first = float("inf")
 
@@ -167,7 +169,7 @@ class Carousel:
         """
         index = self._queue.popleft()
         chunk = Chunk(
-            transfer_id=self._version,
+            transfer_id=self.version,
             index=index,
             last=index == self._count - 1,
             data=read_chunk(self._source, self._offer, index),
@@ -233,8 +235,9 @@ class Carousels:
         self._content_key = content_key
         self._offering, self._push = offering, push
         self._carousels: dict[str, Carousel] = {}
-        self._of_transfer: dict[str, tuple[str, str]] = {}
-        self._latest: dict[tuple[str, str], str] = {}
+        # Of each device there is one: with little for each.
+        self._of_transfer: dict[str, Carousel] = {}
+        self._latest: dict[str, dict[str, str]] = {}
 
     def add(self, device_id: str, source: Source, offer: TransferOffer) -> str:
         """A device will be offered ``source``; the version for its task, '' if no turn is for it.
@@ -244,19 +247,21 @@ class Carousels:
         if offer.total_bytes > MOST_CHUNKS * offer.chunk_bytes:
             return ""
         version = shared_version(offer.sha256, offer.chunk_bytes)
-        before = self._latest.get((device_id, offer.kind), "")
-        if before != offer.transfer_id or self._of_transfer.get(before) != (device_id, version):
+        latest = self._latest.setdefault(offer.kind, {})
+        before = latest.get(device_id, "")
+        known = self._of_transfer.get(before)
+        if before != offer.transfer_id or known is None or known.version != version:
             self.forget(before)
-        self._latest[device_id, offer.kind] = offer.transfer_id
+        latest[device_id] = offer.transfer_id
         carousel = self._carousels.get(version)
         if carousel is None:
             key = self._content_key(offer.sha256, offer.chunk_bytes)
             carousel = self._carousels[version] = Carousel(version, source, offer, key)
         if carousel.left <= 0:
             return ""
-        carousel.transfers.add(offer.transfer_id)
+        carousel.transfers[offer.transfer_id] = device_id
         carousel.silent.add(offer.transfer_id)
-        self._of_transfer[offer.transfer_id] = (device_id, version)
+        self._of_transfer[offer.transfer_id] = carousel
         return version
 
     @property
@@ -272,13 +277,12 @@ class Carousels:
         """
         message: Need | Receipt = decode(payload, Need | Receipt)
         key = message.transfer_id
-        owner, version = self._of_transfer.get(key, ("", ""))
-        if owner != device_id:
+        carousel = self._of_transfer.get(key)
+        if carousel is None or carousel.transfers[key] != device_id:
             return []
         if isinstance(message, Receipt):
             self.forget(key)
             return []
-        carousel = self._carousels[version]
         if message.listening:
             carousel.join(key, message.missing, now, self._most_s)
         else:
@@ -331,13 +335,12 @@ class Carousels:
 
     def forget(self, key: str) -> None:
         """A transfer is over; so is its carousel when it was the last."""
-        _, version = self._of_transfer.pop(key, ("", ""))
-        carousel = self._carousels.get(version)
+        carousel = self._of_transfer.pop(key, None)
         if carousel is None:
             return
         carousel.leave(key)
         if not carousel.transfers:
-            del self._carousels[version]
+            del self._carousels[carousel.version]
 
     def _drop(self, version: str) -> None:
         for key in self._carousels.pop(version).transfers:
