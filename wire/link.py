@@ -26,13 +26,13 @@ from protofleet.wire.connection import (
     NOT_AUTHORIZED,
     Connected,
     Connection,
-    Counters,
     Delivery,
     Drained,
     Ending,
     LinkOptions,
     Will,
 )
+from protofleet.wire.mqtt_client import Counters
 
 __all__ = [
     "Connected",
