@@ -106,6 +106,7 @@ class Results:
         traffic = traffic_by_round(totals)
         record = self._record(totals, traffic)
         save_record(record, self.path)
+        del totals  # as large as what follows
         details = FleetDetails(
             task=self._task,
             outputs=self._outputs,

@@ -61,7 +61,8 @@ class Receiver:
         self._turns_end = float("inf")
         self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
-        self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
+        # Of most there is no more to say than whose it was: it is done.
+        self._settled: OrderedDict[str, str | tuple[str, Receipt]] = OrderedDict()
         self._shared: dict[str, str] = {}
         self._lost_turns: Counter[str] = Counter()
         self._timers: Timers[str] = Timers()
@@ -86,7 +87,7 @@ class Receiver:
             _check_shared(offer, shared)
         except RefusedError as error:
             return [_answer(device_id, _refusal(key, error.rule, str(error)))]
-        owner, receipt = self._settled.get(key, (None, None))
+        owner, receipt = self._decision(key)
         if receipt is not None and owner in (device_id, _ANYONE):
             return [_answer(device_id, receipt)]
         if key in self._held:
@@ -411,11 +412,18 @@ class Receiver:
         transfer = self._active.get(key) or self._held.get(key)
         if transfer is not None:
             return transfer.device_id
-        known = self._waiting.get(key) or self._settled.get(key)
-        return None if known is None else known[0]
+        waiting = self._waiting.get(key)
+        return self._decision(key)[0] if waiting is None else waiting[0]
+
+    def _decision(self, key: str) -> tuple[str | None, Receipt | None]:
+        """Whose transfer was settled, and how; None twice if that is not known."""
+        found = self._settled.get(key, (None, None))
+        return (found, Receipt(transfer_id=key, status="done")) if isinstance(found, str) else found
 
     def _note(self, device_id: str, receipt: Receipt) -> None:
-        self._settled[receipt.transfer_id] = (device_id, receipt)
+        done = Receipt(transfer_id=receipt.transfer_id, status="done")
+        noted = device_id if receipt == done else (device_id, receipt)
+        self._settled[receipt.transfer_id] = noted
         while len(self._settled) > self._limits.settled:
             self._settled.popitem(last=False)
 
