@@ -126,6 +126,11 @@ class Endpoint:
         return self._link.connected
 
     @property
+    def room(self) -> int:
+        """How many records may be published before they wait for others' acknowledgement."""
+        return self._link.room
+
+    @property
     def traffic(self) -> Traffic:
         """Byte counters of the link."""
         return self._link.traffic
