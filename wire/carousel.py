@@ -95,7 +95,7 @@ class Carousel:
         if self._queue:
             lacks -= frozenset(self._queue)
         if not lacks:
-            self._served.add(key)
+            self._serve(key)
             return
         self._served.discard(key)
         self._lacks[key] = self._everything if lacks == self._everything else lacks
@@ -106,8 +106,8 @@ class Carousel:
     def asks(self, key: str, now: float) -> None:
         """A transfer has answered, and does not wait for a turn."""
         self.silent.discard(key)
-        if self._lacks.pop(key, None) is not None:
-            self._served.add(key)  # it still hears every turn
+        if key in self._lacks:
+            self._serve(key)  # it still hears every turn
         self.hurry(now)
 
     def hurry(self, now: float) -> None:
@@ -156,10 +156,8 @@ class Carousel:
         """A transfer is over."""
         for those in (self.silent, self._served):
             those.discard(key)
-        for known in (self.transfers, self._lacks):
-            known.pop(key, None)
-        if not self._lacks:
-            self.starts = self._first = float("inf")
+        self.transfers.pop(key, None)
+        self._wait_no_more_for(key)
 
     def next_chunk(self) -> bytes:
         """The packet payload of the chunk whose turn it is.
@@ -175,6 +173,15 @@ class Carousel:
             data=read_chunk(self._source, self._offer, index),
         )
         return pack(chunk if self._cipher is None else self._cipher.seal(chunk))
+
+    def _serve(self, key: str) -> None:
+        self._served.add(key)
+        self._wait_no_more_for(key)
+
+    def _wait_no_more_for(self, key: str) -> None:
+        self._lacks.pop(key, None)
+        if not self._lacks:
+            self.starts = self._first = float("inf")
 
     @property
     def _mostly_served(self) -> bool:

@@ -251,6 +251,21 @@ def test_who_waits_for_a_turn_is_patient_with_a_large_fleet(tmp_path):
         assert receiver.due() == pytest.approx(100.0 + patience_s)
 
 
+def test_nothing_is_gathered_for_those_who_ask_by_themselves(fleet):
+    """The next who listens is waited with as if it were the first."""
+    fleet.carousels.add("silent", _BLOB, _offer("silent"))
+    fleet.offer("a")
+    fleet.deaf = {"a"}
+    fleet.now = 0.1
+    fleet.carry("a", [fleet.devices["a"]._ask(_offer("a").transfer_id, fleet.now)])
+    assert fleet.carousels.due() is None
+    fleet.now = GATHER_MOST_S
+    fleet.offer("b")
+    fleet.turn()
+    assert fleet.shared == 0
+    assert fleet.carousels.due() == GATHER_MOST_S + GATHER_S
+
+
 def test_chunks_that_there_are_not_are_refused(fleet):
     fleet.offer("a")
     missing = ((0, _COUNT + 1),)
