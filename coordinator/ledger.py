@@ -235,7 +235,8 @@ class Ledger:
             (round_id,),
         ).fetchall()
         return SpooledUpdates(
-            tuple(self.folder / file for file, _ in rows),
+            self.folder,
+            tuple(file for file, _ in rows),
             tuple(None if counts is None else to_counts(counts) for _, counts in rows),
         )
 

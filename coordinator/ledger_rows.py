@@ -153,19 +153,26 @@ class SpooledUpdates:
     Each is read from disk when the iteration reaches it.
 
     Attributes:
-        files: one for each update.
+        folder: of the run.
+        names: of one file for each update, within it.
         class_counts: what its device had registered when it was accepted; None: nothing.
     """
 
-    files: tuple[Path, ...]
+    folder: Path
+    names: tuple[str, ...]
     class_counts: tuple[tuple[int, ...] | None, ...]
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.names)
 
     def __iter__(self) -> Iterator[Update]:
-        for file, counts in zip(self.files, self.class_counts, strict=True):
-            yield read_update(file.read_bytes(), counts)
+        for name, counts in zip(self.names, self.class_counts, strict=True):
+            yield read_update((self.folder / name).read_bytes(), counts)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Each takes some hundred bytes."""
+        return tuple(self.folder / name for name in self.names)
 
 
 Traffic = Mapping[int, Mapping[str, RoundBytes]]

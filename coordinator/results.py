@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic, traffic_by_round
@@ -24,34 +27,36 @@ from protofleet.federation.settings import CodecSettings
 from protofleet.tensors import TaskName
 
 _SAMPLES = 2000
-"""Latencies kept per device: percentiles are those of its last so many."""
+"""Latencies kept per device: percentiles are those of its last so many ..."""
+_SAMPLES_IN_ALL = 400_000
+"""... or of fewer in a large fleet, of which each has an equal share."""
 
 
 @dataclass(slots=True)
 class _Device:
-    train_step_ms: list[float] = field(default_factory=list)
-    infer_ms: list[float] = field(default_factory=list)
+    train_step_ms: array[float] = field(default_factory=lambda: array("d"))
+    infer_ms: array[float] = field(default_factory=lambda: array("d"))
     peak_rss_bytes: int = 0
     num_examples: int = 0
     rounds: int = 0
     evaluation: EvaluationRecord = field(default_factory=EvaluationRecord)
     last: Costs = field(default_factory=Costs)
 
-    def add(self, accepted: Accepted) -> None:
+    def add(self, accepted: Accepted, most_samples: int) -> None:
         record = accepted.record
-        _keep(self.train_step_ms, record.costs.train_step_ms)
-        _keep(self.infer_ms, record.costs.infer_ms)
+        _keep(self.train_step_ms, record.costs.train_step_ms, most_samples)
+        _keep(self.infer_ms, record.costs.infer_ms, most_samples)
         self.peak_rss_bytes = max(self.peak_rss_bytes, record.costs.peak_rss_bytes)
         self.num_examples = record.num_examples
         self.rounds += 1
         self.evaluation = record.evaluation
-        self.last = record.costs
+        self.last = msgspec.structs.replace(record.costs, train_step_ms=(), infer_ms=())
 
 
-def _keep(samples: list[float], more: Iterable[float]) -> None:
+def _keep(samples: array[float], more: Iterable[float], most: int) -> None:
     """The last so many; of a large fleet most devices have few, and a deque takes a page."""
     samples.extend(more)
-    del samples[:-_SAMPLES]
+    del samples[:-most]
 
 
 class Results:
@@ -87,7 +92,8 @@ class Results:
     def add(self, accepted: Iterable[Accepted]) -> None:
         """Take a committed round's accepted updates."""
         for one in accepted:
-            self._devices.setdefault(one.device_id, _Device()).add(one)
+            device = self._devices.setdefault(one.device_id, _Device())
+            device.add(one, max(1, min(_SAMPLES, _SAMPLES_IN_ALL // len(self._devices))))
 
     def record(self) -> RunRecord:
         """The content of ``result.json``."""
@@ -100,6 +106,7 @@ class Results:
         traffic = traffic_by_round(totals)
         record = self._record(totals, traffic)
         save_record(record, self.path)
+        del totals  # as large as what follows
         details = FleetDetails(
             task=self._task,
             outputs=self._outputs,

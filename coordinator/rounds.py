@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -274,17 +274,19 @@ class Rounds:
     def _commit(
         self,
         outcome: Aggregated,
-        accepted: Sequence[Accepted],
+        accepted: list[Accepted],
         *,
         update_norms: Mapping[str, float],
         privacy: PrivacyRecord | None = None,
     ) -> None:
-        """Score what the closing round has become, and make it the round's end."""
+        """Score what the closing round has become, and make it the round's end.
+
+        ``accepted`` is emptied: of a large fleet it takes as much memory as the results do.
+        """
         round_id, final = self.state.round_id, self.state.final
         cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
-        records = [one.record for one in accepted]
-        scores = self.server.score(self.server_state, records, final=final)
+        scores = self.server.score(self.server_state, [one.record for one in accepted], final=final)
         self._ledger.commit_round(
             self.server_state,
             scores,
@@ -298,6 +300,7 @@ class Rounds:
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()
         self._results.add(accepted)
+        accepted.clear()
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
         # Heartbeats about the last updates are still under way.
         closed["bytes_up"] = max(closed["bytes_up"], self.blob_bytes_up)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import assert_never
 
 from protofleet.coordinator import events
@@ -42,6 +44,8 @@ from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
+_FAREWELL_POLL_S = 0.02
+"""Between two looks at the link's room, while devices are to be sent home."""
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
 _BROKER_S = 60.0
@@ -161,10 +165,10 @@ class Service:
         try:
             self._endpoint.start()
             self._tell_start()
-            waiting = self._await_lease()
+            waiting = deque(self._await_lease())  # perhaps the presences of all devices
             self._resume()
-            for event in waiting:
-                self._act_on(event)
+            while waiting:
+                self._act_on(waiting.popleft())
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
@@ -484,12 +488,16 @@ class Service:
         until = time.monotonic() + self._plan.config.liveness.farewell_s
         asked: set[str] = set()
         while time.monotonic() < until:
-            for device_id in set(self._registry.live) - asked:
+            # No more than the link takes: what waits in it would be lost with its end, and the
+            # announcement of the end stands behind it.
+            unasked = set(self._registry.live) - asked
+            for device_id in islice(unasked, self._endpoint.room):
                 if self._endpoint.send_finish(device_id, self._rounds.finish_task()):
                     asked.add(device_id)
             if asked and not self._registry.live:
                 break
-            self._handle(self._endpoint.poll(_POLL_S))
+            more = self._endpoint.connected and unasked - asked
+            self._handle(self._endpoint.poll(_FAREWELL_POLL_S if more else _POLL_S))
         self._rounds.announce()
         finished = self._finish()
         self._sink(finished)

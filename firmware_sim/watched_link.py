@@ -6,6 +6,7 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 from protofleet.wire.connection import Connection, Ending
 from protofleet.wire.link import (
@@ -20,6 +21,8 @@ from protofleet.wire.transfer import Timers
 
 _MISC_S = 10.0
 """Between two looks at the keep-alive, a third of it."""
+_BATCH = 32
+"""Links that are looked after before those in the middle of something are looked at again."""
 
 
 class WatchedLink(Link):
@@ -113,18 +116,26 @@ class Watch:
             links[number].turn(watch.looked_s, readable=readable)
             watch.note(number, links[number], due)
 
+    Devices answer side by side; here thousands take turns. So that those that somebody waits for
+    do not stand behind all that have something to read, they are looked at in between.
+
     Attributes:
-        looked_s: when it looked at all sockets, monotonic seconds.
+        looked_s: when it looked at the sockets of those that it gives out, monotonic seconds.
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector: Any = selectors.DefaultSelector()
+        self._first: Any = selectors.DefaultSelector()
+        self._selector.register(self._first, selectors.EVENT_READ)
         self._timers: Timers[int] = Timers()
-        self._known: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, tuple[int, int, bool]] = {}
         self.looked_s = time.monotonic()
 
-    def note(self, number: int, link: WatchedLink, due: float) -> None:
-        """Watch a link's socket as it is now, and wait for it until ``due`` at most."""
+    def note(self, number: int, link: WatchedLink, due: float, *, awaited: bool = False) -> None:
+        """Watch a link's socket as it is now, and wait for it until ``due`` at most.
+
+        ``awaited``: somebody waits for it, so it comes before others.
+        """
         self._timers.set(number, min(due, link.due))
         connection = link.connection
         sock = None if connection is None else connection.socket
@@ -134,14 +145,14 @@ class Watch:
             self._timers.set(number, min(due, link.due))
             return
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE * connection.wants_to_write)
-        wanted = sock.fileno(), mask
+        wanted = sock.fileno(), mask, awaited
         if before == wanted:
             return
-        if before is not None and before[0] == wanted[0]:
-            self._selector.modify(sock, mask, number)
+        if before is not None and (before[0], before[2]) == (wanted[0], awaited):
+            self._of(awaited).modify(sock, mask, number)
         else:
             self._drop(before)
-            self._selector.register(sock, mask, number)
+            self._of(awaited).register(sock, mask, number)
         self._known[number] = wanted
 
     def forget(self, number: int) -> None:
@@ -155,16 +166,32 @@ class Watch:
         due = self._timers.next()
         timeout = most_s if due is None else max(0.0, min(most_s, due - now))
         ready = self._selector.select(timeout)
-        self.looked_s = time.monotonic()
-        for key, mask in ready:
-            yield key.data, bool(mask & selectors.EVENT_READ)
-        for number in list(self._timers.expired(self.looked_s)):
+        looked_s = time.monotonic()
+        for place, (key, mask) in enumerate(ready):
+            if place % _BATCH == 0:
+                yield from self._awaited()
+            if key.data is not None:
+                self.looked_s = looked_s
+                yield key.data, bool(mask & selectors.EVENT_READ)
+        yield from self._awaited()
+        self.looked_s = looked_s
+        for number in list(self._timers.expired(looked_s)):
             yield number, False
 
     def close(self) -> None:
         """Watch nothing."""
         self._selector.close()
+        self._first.close()
 
-    def _drop(self, known: tuple[int, int] | None) -> None:
+    def _awaited(self) -> Iterator[tuple[int, bool]]:
+        ready = self._first.select(0)
+        self.looked_s = time.monotonic()
+        for key, mask in ready:
+            yield key.data, bool(mask & selectors.EVENT_READ)
+
+    def _of(self, awaited: bool) -> Any:  # noqa: FBT001 - of two selectors
+        return self._first if awaited else self._selector
+
+    def _drop(self, known: tuple[int, int, bool] | None) -> None:
         if known is not None:
-            self._selector.unregister(known[0])
+            self._of(known[2]).unregister(known[0])

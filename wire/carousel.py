@@ -1,10 +1,11 @@
 """Chunks of one blob for many devices at once: a data carousel on a topic of its own.
 
-A device whose task names the topic subscribes, says that it is ``listening``, and asks for nothing.
-A turn of the carousel begins when those who were offered the blob have answered, or answers stop
-coming; whoever comes in the middle of it waits for another one, of which there are few, because
-all who still listen get every turn. What a device misses it asks for as ever, so the carousel saves
-work and decides nothing. (Broadcast file delivery has it so: FLUTE, RFC 6726.)
+A device whose task names the topic subscribes, says that it is ``listening`` and what it lacks, and
+asks for nothing. A turn of the carousel begins when those who were offered the blob have answered,
+or answers stop coming, and brings what somebody lacks. Who comes in the middle of it waits for
+another one if that is worth it, because all who still listen get every turn; else it is sent what
+it lacks by itself. What a device misses it asks for as ever, so the carousel saves work and decides
+nothing. (Broadcast file delivery has it so: FLUTE, RFC 6726.)
 
 Pure, as ``sender.py``.
 """
@@ -12,18 +13,26 @@ Pure, as ``sender.py``.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
+from collections.abc import Callable
 
+from protofleet.errors import RefusedError
 from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode
-from protofleet.wire.sender import ContentKey, no_key, read_chunk
-from protofleet.wire.transfer import Action, Lane, Rejected, Send, Source
+from protofleet.wire.sender import WINDOW_MAX, ContentKey, no_key, read_chunk
+from protofleet.wire.transfer import Action, Lane, Ranges, Rejected, Send, Source, ranges_of
 
 GATHER_S = 0.3
 """A turn begins when nobody has joined for so long ..."""
+GATHER_SHARE = 0.1
+"""... or for this share of the time since the first one joined, if that is more ..."""
 GATHER_MOST_S = 5.0
-"""... or the first one so long ago."""
+"""... or the first one joined so long ago, and the fleet's spread (``most_spread``)."""
+SPREAD_MAX_S = 30.0
+"""More is not added to what either end waits for a turn, however large the fleet is."""
 MOST_TURNS = 3
-"""Of one carousel: a slow device's link carries each of them, whether it needs it or not."""
+"""Of one carousel, in chunks: a slow device's link carries all of them, whether it needs them or
+not."""
 MOST_CHUNKS = 256
 """Of a blob: a slow device's queue at the broker (1000 messages) holds all of them."""
 
@@ -37,58 +46,118 @@ def shared_version(sha256: str, chunk_bytes: int) -> str:
     return hashlib.sha256(f"{sha256}/all/{chunk_bytes}".encode()).hexdigest()[:32]
 
 
+def most_spread(seconds: float) -> float:
+    """Of an announcement's ``spread_s``, by which fleets differ, what a turn is waited longer."""
+    return min(max(seconds, 0.0), SPREAD_MAX_S)
+
+
 class Carousel:
     """One blob in one grid.
 
     Attributes:
-        transfers: that offer it.
+        version: names it.
+        transfers: that offer it, and to whom.
         silent: those of them that have not answered yet.
-        starts: when its next turn begins if it stands still then, monotonic seconds.
+        starts: when ``tick`` has something to do if it stands still then, monotonic seconds.
         chunk_bytes: of its grid.
-        left: turns that it may still make.
+        left: chunks that it may still send.
     """
 
     def __init__(self, version: str, source: Source, offer: TransferOffer, key: str) -> None:
-        self.transfers: set[str] = set()
+        self.transfers: dict[str, str] = {}
         self.silent: set[str] = set()
-        self.starts = float("inf")
+        self.starts = self._first = float("inf")
         self.chunk_bytes = offer.chunk_bytes
-        self._version, self._source, self._offer = version, source, offer
+        self.version, self._source, self._offer = version, source, offer
         self._count = -(-offer.total_bytes // offer.chunk_bytes)
+        self._everything = frozenset(range(self._count))
         self._cipher = ChunkCipher(key, version) if key else None
-        self.left = MOST_TURNS
-        self._position = self._until = 0
-        self._first = float("inf")
+        self.left = MOST_TURNS * self._count
+        self._queue: deque[int] = deque()
+        # By transfer, what no turn will have brought; and who was sent all that it lacked.
+        self._lacks: dict[str, frozenset[int]] = {}
+        self._served: set[str] = set()
+        self._turned = False
 
     @property
     def turns(self) -> bool:
         """Whether ``next_chunk`` has one."""
-        return self._position < self._until
+        return bool(self._queue)
 
-    def join(self, now: float) -> None:
-        """Somebody listens from here on for a whole turn."""
+    def join(self, key: str, missing: Ranges, now: float, most_s: float) -> None:
+        """A transfer listens from here on, and lacks ``missing`` (nothing named: everything).
+
+        Raises:
+            RefusedError: rule ``need-range``: a range is empty or outside the blob.
+        """
+        lacks = self._indices(missing)
+        self.silent.discard(key)
+        if self._queue:
+            lacks -= frozenset(self._queue)
+        if not lacks:
+            self._serve(key)
+            return
+        self._served.discard(key)
+        self._lacks[key] = self._everything if lacks == self._everything else lacks
         self._first = min(self._first, now)
-        if self.left:
-            self.starts = min(now + GATHER_S, self._first + GATHER_MOST_S)
+        self._wait(now, most_s)
+        self.hurry(now)
+
+    def asks(self, key: str, now: float) -> None:
+        """A transfer has answered, and does not wait for a turn."""
+        self.silent.discard(key)
+        if key in self._lacks:
+            self._serve(key)  # it still hears every turn
         self.hurry(now)
 
     def hurry(self, now: float) -> None:
         """Nobody is waited for who has answered."""
-        if self.starts < float("inf") and not self.silent:
+        if self._lacks and not self.silent:
             self.starts = now
 
-    def tick(self, now: float) -> None:
-        """Begin a turn if it is time."""
-        if now >= self.starts and not self.turns:
-            self._until = self._position + self._count
-            self.left -= 1
-            self.starts = self._first = float("inf")
+    def tick(self, now: float, most_s: float, *, offering: bool) -> dict[str, frozenset[int]]:
+        """Begin a turn if it is time; what to send to single transfers in place of one.
+
+        Args:
+            now: the time.
+            most_s: how long to gather at most.
+            offering: whether offers wait to be sent, whose answers are yet to come.
+        """
+        if now < self.starts or self._queue:
+            return {}
+        overdue = now >= self._first + most_s
+        if offering and self.silent and not overdue:
+            self._wait(now, most_s)
+            return {}
+        if self._turned and (len(self._lacks) == 1 or self._mostly_served):
+            if len(self._lacks) > 1 and not overdue:
+                self._wait(now, most_s)
+                return {}
+            return self._stop_waiting()
+        wanted = frozenset[int]().union(*self._lacks.values())
+        if len(wanted) > self.left:
+            return self._stop_waiting()
+        self.left -= len(wanted)
+        self._queue.extend(sorted(wanted))
+        self._turned = True
+        self._stop_waiting()
+        return {}
 
     def stop(self) -> None:
         """Nobody is known to listen."""
-        self._until, self.left = self._position, MOST_TURNS
+        self._queue.clear()
+        self._lacks.clear()
+        self._served.clear()
         self.starts = self._first = float("inf")
+        self.left, self._turned = MOST_TURNS * self._count, False
         self.silent = set(self.transfers)
+
+    def leave(self, key: str) -> None:
+        """A transfer is over."""
+        for those in (self.silent, self._served):
+            those.discard(key)
+        self.transfers.pop(key, None)
+        self._wait_no_more_for(key)
 
     def next_chunk(self) -> bytes:
         """The packet payload of the chunk whose turn it is.
@@ -96,15 +165,58 @@ class Carousel:
         Raises:
             OSError: the source file is gone or too short.
         """
-        index = self._position % self._count
+        index = self._queue.popleft()
         chunk = Chunk(
-            transfer_id=self._version,
+            transfer_id=self.version,
             index=index,
             last=index == self._count - 1,
             data=read_chunk(self._source, self._offer, index),
         )
-        self._position += 1
         return pack(chunk if self._cipher is None else self._cipher.seal(chunk))
+
+    def _serve(self, key: str) -> None:
+        self._served.add(key)
+        self._wait_no_more_for(key)
+
+    def _wait_no_more_for(self, key: str) -> None:
+        self._lacks.pop(key, None)
+        if not self._lacks:
+            self.starts = self._first = float("inf")
+
+    @property
+    def _mostly_served(self) -> bool:
+        """Whether a turn would go to more who do not need it than to others."""
+        return len(self._served) > len(self._lacks)
+
+    def _wait(self, now: float, most_s: float) -> None:
+        quiet_s = max(GATHER_S, GATHER_SHARE * (now - self._first))
+        self.starts = min(now + quiet_s, self._first + most_s)
+
+    def _stop_waiting(self) -> dict[str, frozenset[int]]:
+        """From here on all are taken to get what they lack; what that is."""
+        lacks, self._lacks = self._lacks, {}
+        self._served.update(lacks)
+        self.starts = self._first = float("inf")
+        return lacks
+
+    def _indices(self, missing: Ranges) -> frozenset[int]:
+        for start, stop in missing:
+            if not 0 <= start < stop <= self._count:
+                raise RefusedError(
+                    "need-range",
+                    f"need: expected ranges within 0..{self._count}, got {start}..{stop}",
+                )
+        if not missing:
+            return self._everything
+        return frozenset(index for start, stop in missing for index in range(start, stop))
+
+
+Push = Callable[[str, Need, float], None]
+"""Sends a transfer's receiver the chunks of a need that it has not sent."""
+
+
+def _no_push(_key: str, _need: Need, _now: float) -> None:
+    """Whoever lacks chunks asks for them."""
 
 
 class Carousels:
@@ -112,13 +224,27 @@ class Carousels:
 
     Args:
         content_key: what seals chunks.
+        offering: whether there are offers that have not gone out.
+        push: sends a listener by itself what no turn brings.
+
+    Attributes:
+        spread_s: over how long the fleet's answers may be spread.
     """
 
-    def __init__(self, content_key: ContentKey = no_key) -> None:
+    def __init__(
+        self,
+        content_key: ContentKey = no_key,
+        *,
+        offering: Callable[[], bool] = lambda: False,
+        push: Push = _no_push,
+    ) -> None:
+        self.spread_s = 0.0
         self._content_key = content_key
+        self._offering, self._push = offering, push
         self._carousels: dict[str, Carousel] = {}
-        self._of_transfer: dict[str, tuple[str, str]] = {}
-        self._latest: dict[tuple[str, str], str] = {}
+        # Of each device there is one: with little for each.
+        self._of_transfer: dict[str, Carousel] = {}
+        self._latest: dict[str, dict[str, str]] = {}
 
     def add(self, device_id: str, source: Source, offer: TransferOffer) -> str:
         """A device will be offered ``source``; the version for its task, '' if no turn is for it.
@@ -128,19 +254,21 @@ class Carousels:
         if offer.total_bytes > MOST_CHUNKS * offer.chunk_bytes:
             return ""
         version = shared_version(offer.sha256, offer.chunk_bytes)
-        before = self._latest.get((device_id, offer.kind), "")
-        if before != offer.transfer_id or self._of_transfer.get(before) != (device_id, version):
+        latest = self._latest.setdefault(offer.kind, {})
+        before = latest.get(device_id, "")
+        known = self._of_transfer.get(before)
+        if before != offer.transfer_id or known is None or known.version != version:
             self.forget(before)
-        self._latest[device_id, offer.kind] = offer.transfer_id
+        latest[device_id] = offer.transfer_id
         carousel = self._carousels.get(version)
         if carousel is None:
             key = self._content_key(offer.sha256, offer.chunk_bytes)
             carousel = self._carousels[version] = Carousel(version, source, offer, key)
-        if not carousel.left:
+        if carousel.left <= 0:
             return ""
-        carousel.transfers.add(offer.transfer_id)
+        carousel.transfers[offer.transfer_id] = device_id
         carousel.silent.add(offer.transfer_id)
-        self._of_transfer[offer.transfer_id] = (device_id, version)
+        self._of_transfer[offer.transfer_id] = carousel
         return version
 
     @property
@@ -152,22 +280,20 @@ class Carousels:
         """Take a need or a receipt; only who listens, or is through, matters here.
 
         Raises:
-            RefusedError: it is neither.
+            RefusedError: it is neither, or names chunks that there are not.
         """
         message: Need | Receipt = decode(payload, Need | Receipt)
         key = message.transfer_id
-        owner, version = self._of_transfer.get(key, ("", ""))
-        if owner != device_id:
+        carousel = self._of_transfer.get(key)
+        if carousel is None or carousel.transfers[key] != device_id:
             return []
         if isinstance(message, Receipt):
             self.forget(key)
             return []
-        carousel = self._carousels[version]
-        carousel.silent.discard(key)
         if message.listening:
-            carousel.join(now)
+            carousel.join(key, message.missing, now, self._most_s)
         else:
-            carousel.hurry(now)
+            carousel.asks(key, now)
         return []
 
     def next_chunk(self) -> Send | Rejected | None:
@@ -183,11 +309,20 @@ class Carousels:
             return Send(version, Lane.SHARED, payload)
         return None
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float, most: float = float("inf")) -> list[Action]:  # noqa: ARG002 - as of Sender
         """Start what has waited long enough."""
-        for carousel in self._carousels.values():
-            carousel.tick(now)
+        for carousel in list(self._carousels.values()):
+            if now < carousel.starts:
+                continue
+            alone = carousel.tick(now, self._most_s, offering=self._offering())
+            for key, lacks in alone.items():
+                missing = ranges_of(sorted(lacks))
+                self._push(key, Need(transfer_id=key, missing=missing, credit=WINDOW_MAX), now)
         return []
+
+    @property
+    def _most_s(self) -> float:
+        return GATHER_MOST_S + most_spread(self.spread_s)
 
     def due(self) -> float | None:
         """When ``tick`` has something to do; None: only after another call."""
@@ -195,28 +330,24 @@ class Carousels:
         first = min(waiting, default=float("inf"))
         return None if first == float("inf") else first
 
-    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> list[Action]:  # noqa: ARG002 - as of Sender
+    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> None:  # noqa: ARG002 - as of Sender
         """Our link is new: all are offered theirs again, and listen again if its grid fits."""
         for version, carousel in list(self._carousels.items()):
             if carousel.chunk_bytes > max_chunk_bytes:
                 self._drop(version)
             carousel.stop()
-        return []
 
-    def device_returned(self, device_id: str, now: float) -> list[Action]:  # noqa: ARG002 - as of Sender
+    def device_returned(self, device_id: str, now: float) -> None:
         """It is offered its transfer again, and listens again."""
-        return []
 
     def forget(self, key: str) -> None:
         """A transfer is over; so is its carousel when it was the last."""
-        _, version = self._of_transfer.pop(key, ("", ""))
-        carousel = self._carousels.get(version)
+        carousel = self._of_transfer.pop(key, None)
         if carousel is None:
             return
-        carousel.transfers.discard(key)
-        carousel.silent.discard(key)
+        carousel.leave(key)
         if not carousel.transfers:
-            del self._carousels[version]
+            del self._carousels[carousel.version]
 
     def _drop(self, version: str) -> None:
         for key in self._carousels.pop(version).transfers:

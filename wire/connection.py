@@ -17,12 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paho.mqtt.client import Client, MQTTMessage
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
+from protofleet.wire.mqtt_client import Counters, MqttClient
 
 if TYPE_CHECKING:
     import ssl
@@ -37,10 +39,6 @@ USER_TIMEOUT_MS = 60_000
 """The kernel gives up unacknowledged data after two keep-alives, not after 15 minutes."""
 IN_FLIGHT_MAX = 20
 """Publishes without PUBACK; Mosquitto's own default for the other direction."""
-SMALL_READ_BYTES = 1024
-"""A read below it ends a small packet; the next may be held back until TCP acknowledges it."""
-READ_AHEAD_BYTES = 16 * 1024
-"""Of small packets many at once; what a chunk has beyond it is read into its own place."""
 CHUNKS_IN_FLIGHT_MAX = 16
 """Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
 NOT_AUTHORIZED = 0x87
@@ -98,16 +96,6 @@ class Drained:
 ConnectionEvent = Connected | Delivery | Drained
 
 
-@dataclass(slots=True)
-class Counters:
-    """Bytes over all connections of a link."""
-
-    socket_up: int = 0
-    socket_down: int = 0
-    payload_up: int = 0
-    payload_down: int = 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """Why a connection ended.
@@ -125,60 +113,6 @@ class Ending:
     greeted: bool = False
     opened: bool = False
     stable_s: float = 0.0
-
-
-class _CountingClient(Client):
-    """paho's client, counting what passes its socket and telling when its thread ends.
-
-    paho offers no public place for either; a version that renames the two socket methods makes
-    the byte-counter test fail.
-    """
-
-    counters: Counters
-    on_exit: Callable[[], None]
-    on_broken: Callable[[Exception], None]
-    _read_ahead = b""
-    _taken = 0
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        """As much as is asked for, of what was read at once: paho asks for single bytes."""
-        if self._taken == len(self._read_ahead):
-            self._read_ahead, self._taken = self._sock_read(max(bufsize, READ_AHEAD_BYTES)), 0
-        data = self._read_ahead[self._taken : self._taken + bufsize]
-        self._taken += len(data)
-        return data
-
-    def _sock_read(self, bufsize: int) -> bytes:
-        data: bytes = super()._sock_recv(bufsize)
-        self.counters.socket_down += len(data)
-        if 1 < len(data) < SMALL_READ_BYTES:
-            _acknowledge(self.socket())
-        return data
-
-    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
-        """Go on while there is something that nobody would see at the socket any more."""
-        code = super().loop_read(max_packets)
-        while code == MQTTErrorCode.MQTT_ERR_SUCCESS and self._taken < len(self._read_ahead):
-            code = super().loop_read(max_packets)
-        return code
-
-    def _sock_send(self, buf: bytes | bytearray) -> int:
-        sent: int = super()._sock_send(buf)
-        self.counters.socket_up += sent
-        return sent
-
-    def loop_forever(
-        self,
-        timeout: float = 1.0,
-        retry_first_connection: bool = False,  # noqa: FBT001, FBT002 - paho's signature
-    ) -> MQTTErrorCode:
-        try:
-            return super().loop_forever(timeout, retry_first_connection)
-        except Exception as error:  # noqa: BLE001 - whatever paho makes of what no broker sends
-            self.on_broken(error)
-            return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        finally:
-            self.on_exit()
 
 
 class Connection:
@@ -314,7 +248,7 @@ class Connection:
                 self._backlog.append((topic, payload, retain))
                 return True
             self._in_flight += 1
-        self._client.publish(topic, payload, 1, retain)
+        self._client.send(topic, payload, retain=retain)
         return True
 
     def subscribe(self) -> None:
@@ -365,9 +299,9 @@ class Connection:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
 
-    def _make_client(self) -> _CountingClient:
+    def _make_client(self) -> MqttClient:
         options = self._options
-        client = _CountingClient(
+        client = MqttClient(
             CallbackAPIVersion.VERSION2,
             client_id=_draw_client_id(),
             protocol=self._protocol,
@@ -377,14 +311,13 @@ class Connection:
         client.counters = self._counters
         client.on_exit = self._on_exit
         client.on_broken = self._on_broken
-        client.max_inflight_messages_set(0)
         if options.will is not None:
             client.will_set(options.will.topic, options.will.payload, 1, retain=True)
         client.on_socket_open = _tune
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
-        client.on_publish = self._on_publish
+        client.on_delivery = self._on_delivery
+        client.on_acknowledged = self._on_acknowledged
         client.on_disconnect = self._on_disconnect
         return client
 
@@ -433,19 +366,18 @@ class Connection:
         for event in self._early:
             self._put(event)
 
-    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
-        self._counters.payload_down += len(message.payload)
-        event = Delivery(message.topic, bytes(message.payload), message.retain)
+    def _on_delivery(self, topic: str, payload: bytes, retained: bool) -> None:  # noqa: FBT001 - as called
+        self._counters.payload_down += len(payload)
+        event = Delivery(topic, payload, retained)
         if self._opened_at is None:
             self._early.append(event)
         else:
             self._put(event)
 
-    def _on_publish(
-        self, client: Client, _data: Any, _mid: int, code: ReasonCode, _props: Any
-    ) -> None:
-        if code.value == NOT_AUTHORIZED:
-            self.abort(Ending(reason=f"publish refused: {code}", code=code.value))
+    def _on_acknowledged(self, code: int) -> None:
+        if code == NOT_AUTHORIZED:
+            reason = f"publish refused: {ReasonCode(PacketTypes.PUBACK, identifier=code)}"
+            self.abort(Ending(reason=reason, code=code))
             return
         with self._lock:
             full = self._room() == 0
@@ -455,7 +387,7 @@ class Connection:
             drained = full and self._room() > 0
         if following is not None:
             topic, payload, retain = following
-            client.publish(topic, payload, 1, retain)
+            self._client.send(topic, payload, retain=retain)
         if drained:
             self._put(Drained())
 
@@ -480,14 +412,6 @@ class Connection:
 def _draw_client_id() -> str:
     """New for each connection: whoever knew it could end the connection by taking it."""
     return "".join(secrets.choice(_CLIENT_ID) for _ in range(CLIENT_ID_CHARS))
-
-
-def _acknowledge(sock: Any) -> None:
-    # A broker without TCP_NODELAY (Mosquitto's default) sends its next small packet only after
-    # this acknowledgement, which the kernel delays by 40 ms; bulk data needs no such help.
-    if hasattr(socket, "TCP_QUICKACK") and isinstance(sock, socket.socket):
-        with suppress(OSError):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def _tune(_client: Client, _data: Any, sock: Any) -> None:

@@ -19,6 +19,7 @@ from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
     LeaseRecord,
+    Need,
     Task,
     TransferOffer,
 )
@@ -57,7 +58,7 @@ class CoordinatorEndpoint(Endpoint):
         super().__init__(link, topics, folder, limits, protection)
         key = self._protection.content_key
         self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
-        self._carousels = Carousels(content_key=key)
+        self._carousels = Carousels(content_key=key, offering=self._is_offering, push=self._push)
         self._latest_task: tuple[Task | None, Task | None] = (None, None)
         # A chunk for all is worth more than one for one.
         self._senders[:] = [self._carousels, self._sender, self._bundle_sender]
@@ -87,7 +88,9 @@ class CoordinatorEndpoint(Endpoint):
         Returns:
             False if the link is down: it is due again on ``Connected``.
         """
-        return self._publish(announcement, "")
+        heard = self._publish(announcement, "")
+        self._carousels.spread_s = announcement.spread_s
+        return heard
 
     def publish_lease(self, lease: LeaseRecord) -> bool:
         """Tell other coordinators who serves the federation; False if the link is down."""
@@ -96,6 +99,13 @@ class CoordinatorEndpoint(Endpoint):
     def end_session(self, device_id: str, serial: int) -> bool:
         """A grant is no longer in force; whether the device was here with it."""
         return self._protection.end_session(device_id, serial)
+
+    def _is_offering(self) -> bool:
+        return self._sender.offering or self._bundle_sender.offering
+
+    def _push(self, key: str, need: Need, now: float) -> None:
+        for sender in (self._sender, self._bundle_sender):
+            sender.push(key, need, now)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         """Send a task without a payload, once; False if the link is down."""
@@ -148,7 +158,7 @@ class CoordinatorEndpoint(Endpoint):
         )
         version = self._carousels.add(device_id, source, offer) if shared else ""
         task = self._with_version(task, version)
-        self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
+        self._sender.send(device_id, source, offer, time.monotonic(), task=task)
         return offer
 
     def _with_version(self, task: Task, version: str) -> Task:
@@ -189,5 +199,5 @@ class CoordinatorEndpoint(Endpoint):
         version = self._carousels.add(device_id, source, payload) if shared else ""
         offer = msgspec.structs.replace(offer, shared=version)
         now = time.monotonic()
-        self._act(self._bundle_sender.send(device_id, source, payload, now, task=offer))
+        self._bundle_sender.send(device_id, source, payload, now, task=offer)
         return payload

@@ -138,8 +138,10 @@ class DeviceEndpoint(Endpoint):
         self._link.subscribe_again()
 
     def spread(self, seconds: float) -> None:
-        """Over how long the fleet is to come back to a broker that has lost it."""
+        """How large the fleet is: over how long it comes back to a broker that has lost it."""
         self._link.spread(seconds)
+        for receiver in self._receivers:
+            receiver.spread_s = seconds
 
     def ask_for_federations(self) -> bool:
         """Ask which federations are announced there; False if the broker is away or forbids it."""
@@ -197,13 +199,20 @@ class DeviceEndpoint(Endpoint):
                 offer = action.offer
                 version = shared_version(offer.sha256, offer.chunk_bytes)
                 self._unheard += self._listening.get(version) is False
-        # Before what tells the coordinator that we listen.
-        self._follow_receivers()
-        super()._act(actions)
+        if actions:
+            # Before what tells the coordinator that we listen.
+            self._follow_receivers()
+            super()._act(actions)
+
+    def _work(self) -> None:
+        super()._work()
+        self._follow_receivers()  # one may have been given up without a word
 
     def _follow_receivers(self) -> None:
         """Be subscribed to what their transfers have a use for, and to nothing else."""
-        wanted = {version for one in self._receivers for version in one.versions}
+        wanted = {version for one in self._receivers if one.listens for version in one.versions}
+        if wanted == self._listening.keys():
+            return
         for version in self._listening.keys() - wanted:
             del self._listening[version]
             self._link.stop_listening(self._topics.shared_chunks(version))
@@ -253,5 +262,5 @@ class DeviceEndpoint(Endpoint):
             coding=coding,
         )
         offer = self._protection.sign_offer(offer)
-        self._act(self._sender.send(self._device_id, source, offer, time.monotonic()))
+        self._sender.send(self._device_id, source, offer, time.monotonic())
         return offer

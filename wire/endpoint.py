@@ -118,11 +118,17 @@ class Endpoint:
         self._receivers = [self._receiver]
         self._ready: deque[Event] = deque()
         self._fresh = False
+        self._may_offer = False
 
     @property
     def connected(self) -> bool:
         """Whether the link is up."""
         return self._link.connected
+
+    @property
+    def room(self) -> int:
+        """How many records may be published before they wait for others' acknowledgement."""
+        return self._link.room
 
     @property
     def traffic(self) -> Traffic:
@@ -132,7 +138,8 @@ class Endpoint:
     @property
     def due(self) -> float:
         """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
-        senders = self._senders if self._may_offer else []
+        # Behind a full window offers would only queue, encoded and perhaps twice.
+        senders = self._senders if self._may_offer and self._link.room else []
         times = [one.due() for one in senders] + [one.due() for one in self._receivers]
         return min((t for t in times if t is not None), default=float("inf"))
 
@@ -225,6 +232,7 @@ class Endpoint:
             self._fresh = True
         elif isinstance(event, Disconnected):
             self._ready.append(event)
+            self._may_offer = False
         elif isinstance(event, Delivery):
             self._deliver(event)
 
@@ -270,26 +278,22 @@ class Endpoint:
         self._ready.append(PeerMessage(address.device_id, message, delivery.retained))
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
             for sender in self._senders:
-                self._act(sender.device_returned(address.device_id, time.monotonic()))
+                sender.device_returned(address.device_id, time.monotonic())
 
     def _work(self) -> None:
         now = self._link.clock
         if self._fresh:
-            self._fresh = False
+            self._fresh, self._may_offer = False, True
             for sender in self._senders:
-                self._act(sender.reconnected(now, self._link.chunk_bytes))
+                sender.reconnected(now, self._link.chunk_bytes)
             for receiver in self._receivers:
                 self._act(receiver.reconnected(now))
-        for sender in self._senders if self._may_offer else ():
-            self._act(sender.tick(now))
+        for sender in self._senders:
+            if self._may_offer and (room := self._link.room):
+                self._act(sender.tick(now, room))
         self._pump()
         for receiver in self._receivers:
             self._act(receiver.tick(now))
-
-    @property
-    def _may_offer(self) -> bool:
-        """Whether to repeat offers: behind a full window they would only queue, perhaps twice."""
-        return self._link.room > 0 or not self._link.connected
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""

@@ -12,12 +12,11 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import msgspec
-
 from protofleet.errors import RefusedError
-from protofleet.wire.carousel import MOST_TURNS
+from protofleet.wire.carousel import MOST_CHUNKS, MOST_TURNS, most_spread
 from protofleet.wire.chunks import Chunk, ChunkCipher
 from protofleet.wire.messages import Need, TransferOffer
+from protofleet.wire.transfer import ranges_of
 
 SILENCE_S = 1.5
 """Ask again after this long without a chunk: several round trips of any usable link."""
@@ -108,7 +107,7 @@ class InboundTransfer:
     def offered(self, now: float) -> Need:
         """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
         if now < self.due and (self._flying or self._listening):
-            return msgspec.structs.replace(self._alive(), listening=self._listening)
+            return self._hopeful() if self._listening else self._alive()
         return self.ask(now)
 
     @property
@@ -116,15 +115,18 @@ class InboundTransfer:
         """Whether to hope, on a new connection, for chunks that travel to all."""
         return bool(self.shared) and self._listens < MOST_TURNS
 
-    def listen(self, version: str, now: float) -> Need:
-        """Ask for nothing while chunks come that travel to all, under a version."""
+    def listen(self, version: str, now: float, spread_s: float = 0.0) -> Need:
+        """Ask for nothing while chunks come that travel to all, under a version.
+
+        ``spread_s``: over how long those who are to get them are gathered.
+        """
         self.shared, self._listening = version, True
         self._listens += 1
         self._land(list(self._flying))
         self._shared_cipher = ChunkCipher(self.offer.key, version) if self.offer.key else None
         self._last = now
-        self.due = now + LISTEN_S
-        return msgspec.structs.replace(self._alive(), listening=True)
+        self.due = now + LISTEN_S + most_spread(spread_s)
+        return self._hopeful()
 
     def ask(self, now: float) -> Need:
         """Take all that was in flight for lost and start again with a small window."""
@@ -284,10 +286,18 @@ class InboundTransfer:
         for index in wanted:
             self._flying[index] = self._asks
         self.due = now + self._patience()
-        return Need(transfer_id=self.offer.transfer_id, missing=_ranges(wanted), credit=len(wanted))
+        missing = ranges_of(wanted)
+        return Need(transfer_id=self.offer.transfer_id, missing=missing, credit=len(wanted))
 
     def _alive(self) -> Need:
         return Need(transfer_id=self.offer.transfer_id, missing=(), credit=0)
+
+    def _hopeful(self) -> Need:
+        """What we lack, and leave to chunks that travel to all."""
+        lacks = ranges_of(index for index, state in enumerate(self._state) if state != _HERE)
+        named = lacks[: MOST_CHUNKS // 2]  # more no blob has that travels so
+        key = self.offer.transfer_id
+        return Need(transfer_id=key, missing=named, credit=0, listening=True)
 
     def _pick(self, room: int) -> list[int]:
         wanted: list[int] = []
@@ -307,14 +317,3 @@ def _write_at(file: int, data: bytes | memoryview, at: int) -> None:
     while left:
         written = os.pwrite(file, left, at)
         left, at = left[written:], at + written
-
-
-def _ranges(indices: list[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending indices as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for index in indices:
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
-        else:
-            ranges.append((index, index + 1))
-    return tuple(ranges)

@@ -26,13 +26,13 @@ from protofleet.wire.connection import (
     NOT_AUTHORIZED,
     Connected,
     Connection,
-    Counters,
     Delivery,
     Drained,
     Ending,
     LinkOptions,
     Will,
 )
+from protofleet.wire.mqtt_client import Counters
 
 __all__ = [
     "Connected",
@@ -153,7 +153,7 @@ class Link:
             self._handed_out_s, event = self._events.get(timeout=wait_s)
         except queue.Empty:
             return None
-        if not isinstance(event, Woken):
+        if not isinstance(event, Woken | Drained):
             self._places.release()
         return event
 
@@ -302,6 +302,11 @@ class Link:
         return self._rng.uniform(0.0, ceiling)
 
     def _put(self, event: LinkEvent) -> None:
+        if isinstance(event, Drained):
+            # Takes no place and never waits: it comes under a lock that ``publish`` needs, and
+            # whoever publishes empties the queue. There is at most one for each publish.
+            self._events.put((time.monotonic(), event))
+            return
         while not self._closing.is_set():
             if self._places.acquire(timeout=1.0):
                 self._events.put((time.monotonic(), event))

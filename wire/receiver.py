@@ -45,9 +45,13 @@ class Receiver:
             on with it.
         limits: admission and sizes.
         sealed: whether chunks must be.
+
+    Attributes:
+        spread_s: over how long those are gathered who are to get chunks on the lane SHARED.
     """
 
     def __init__(self, folder: Path, limits: Limits | None = None, *, sealed: bool = False) -> None:
+        self.spread_s = 0.0
         self._sealed = sealed
         self._folder = folder
         self._limits = limits or Limits()
@@ -57,7 +61,8 @@ class Receiver:
         self._turns_end = float("inf")
         self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
-        self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
+        # Of most there is no more to say than whose it was: it is done.
+        self._settled: OrderedDict[str, str | tuple[str, Receipt]] = OrderedDict()
         self._shared: dict[str, str] = {}
         self._lost_turns: Counter[str] = Counter()
         self._timers: Timers[str] = Timers()
@@ -82,7 +87,7 @@ class Receiver:
             _check_shared(offer, shared)
         except RefusedError as error:
             return [_answer(device_id, _refusal(key, error.rule, str(error)))]
-        owner, receipt = self._settled.get(key, (None, None))
+        owner, receipt = self._decision(key)
         if receipt is not None and owner in (device_id, _ANYONE):
             return [_answer(device_id, receipt)]
         if key in self._held:
@@ -130,6 +135,11 @@ class Receiver:
         if transfer.complete:
             return self._finish(transfer, now)
         return [] if need is None or not has_slot else [_answer(transfer.device_id, need)]
+
+    @property
+    def listens(self) -> bool:
+        """Whether there may be any ``versions``."""
+        return bool(self._active or self._shared)
 
     @property
     def versions(self) -> set[str]:
@@ -367,7 +377,7 @@ class Receiver:
 
     def _listen(self, key: str, shared: str, now: float) -> Send:
         transfer = self._active[key]
-        need = transfer.listen(shared, now)
+        need = transfer.listen(shared, now, self.spread_s)
         self._timers.set(key, transfer.due)
         return _answer(transfer.device_id, need)
 
@@ -402,11 +412,18 @@ class Receiver:
         transfer = self._active.get(key) or self._held.get(key)
         if transfer is not None:
             return transfer.device_id
-        known = self._waiting.get(key) or self._settled.get(key)
-        return None if known is None else known[0]
+        waiting = self._waiting.get(key)
+        return self._decision(key)[0] if waiting is None else waiting[0]
+
+    def _decision(self, key: str) -> tuple[str | None, Receipt | None]:
+        """Whose transfer was settled, and how; None twice if that is not known."""
+        found = self._settled.get(key, (None, None))
+        return (found, Receipt(transfer_id=key, status="done")) if isinstance(found, str) else found
 
     def _note(self, device_id: str, receipt: Receipt) -> None:
-        self._settled[receipt.transfer_id] = (device_id, receipt)
+        done = Receipt(transfer_id=receipt.transfer_id, status="done")
+        noted = device_id if receipt == done else (device_id, receipt)
+        self._settled[receipt.transfer_id] = noted
         while len(self._settled) > self._limits.settled:
             self._settled.popitem(last=False)
 

@@ -39,6 +39,9 @@ CHUNK_S = 15.0
 ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
+UNANSWERED_MAX = 256
+"""First offers without an answer yet; with those of 32 uploads' chunks the answers stay below a
+broker's queue of 1000, which drops what is more. Offers that are repeated no longer count."""
 REASON_CHARS = 500
 """Of a receipt; the rest is not for people."""
 
@@ -243,6 +246,8 @@ class Sender:
         self._allowances: dict[str, Allowance] = {}
         self._ready: dict[str, None] = {}
         self._timers: Timers[str] = Timers()
+        self._fresh: dict[str, None] = {}
+        self._unanswered: set[str] = set()
 
     def send(
         self,
@@ -252,8 +257,8 @@ class Sender:
         now: float,
         *,
         task: Task | BundleOffer | None = None,
-    ) -> list[Action]:
-        """Offer ``source`` now, or soon if it was offered just now, until the receipt comes.
+    ) -> None:
+        """Have ``tick`` offer ``source`` from now on, until the receipt comes.
 
         Args:
             device_id: who it is for; on a device: its own id.
@@ -281,7 +286,7 @@ class Sender:
         self._of_device[device_id] = key
         if before is not None:
             transfer.offered_at = before.offered_at
-        return self._offer_again(key, now)
+        self._offer_soon(key, now)
 
     @property
     def idle(self) -> bool:
@@ -301,17 +306,29 @@ class Sender:
         transfer = self._open.get(key)
         if transfer is None or transfer.device_id != device_id:
             return self._rejected_late(device_id, message)
+        self._unanswered.discard(key)
         if isinstance(message, Receipt):
             self.forget(key)
             if message.status == "done":
                 self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
             return [_rejected(device_id, transfer.offer, message)]
-        transfer.asked(message, now, self._rng)
+        self.push(key, message, now)
+        return []
+
+    def push(self, key: str, need: Need, now: float) -> None:
+        """Have chunks sent that a transfer's receiver needs, whether it has said so here or not.
+
+        Raises:
+            RefusedError: there are no such chunks.
+        """
+        transfer = self._open.get(key)
+        if transfer is None:
+            return
+        transfer.asked(need, now, self._rng)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
             self._ready.setdefault(key)
-        return []
 
     def _rejected_late(self, device_id: str, message: Need | Receipt) -> list[Action]:
         offer = self._delivered.get(device_id)
@@ -341,26 +358,51 @@ class Sender:
             self._ready[key] = None
         return Send(transfer.device_id, Lane.CHUNK, payload)
 
-    def tick(self, now: float) -> list[Action]:
-        """Repeat what was not answered."""
-        return [self._offer(key, now) for key in list(self._timers.expired(now))]
+    @property
+    def offering(self) -> bool:
+        """Whether there are offers that have not gone out on this connection."""
+        return bool(self._fresh)
+
+    def tick(self, now: float, most: float = float("inf")) -> list[Action]:
+        """Offer what was not offered, and repeat what was not answered, ``most`` at a time.
+
+        Encoded offers take memory until the link has sent them; so call it with the link's room.
+        """
+        offers: list[Action] = []
+        while len(offers) < most and self._may_begin:
+            key = next(iter(self._fresh))
+            del self._fresh[key]
+            self._unanswered.add(key)
+            offers.append(self._offer(key, now))
+        repeated = self._timers.expired(now)
+        while len(offers) < most and (again := next(repeated, None)) is not None:
+            self._unanswered.discard(again)
+            offers.append(self._offer(again, now))
+        return offers
 
     def due(self) -> float | None:
         """When ``tick`` has something to do; may be early; None: only after another call."""
-        return self._timers.next()
+        return float("-inf") if self._may_begin else self._timers.next()
 
-    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> list[Action]:
+    @property
+    def _may_begin(self) -> bool:
+        return bool(self._fresh) and len(self._unanswered) < UNANSWERED_MAX
+
+    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> None:
         """Our link is new, what was in flight is lost: offer again, in chunks that fit."""
-        self._ready.clear()
-        for transfer in self._open.values():
+        for those in (self._ready, self._fresh, self._unanswered):
+            those.clear()
+        for key, transfer in self._open.items():
             transfer.reset(max_chunk_bytes, now)
             self._allowances[transfer.device_id] = transfer.allowance
-        return [self._offer(key, now) for key in self._open]
+            self._timers.drop(key)
+            self._fresh[key] = None
 
-    def device_returned(self, device_id: str, now: float) -> list[Action]:
+    def device_returned(self, device_id: str, now: float) -> None:
         """It has a new connection, perhaps a new life: offer again what it may not know."""
         key = self._of_device.get(device_id)
-        return [] if key is None else self._offer_again(key, now)
+        if key is not None:
+            self._offer_soon(key, now)
 
     def forget(self, key: str) -> None:
         """Stop offering."""
@@ -368,16 +410,17 @@ class Sender:
         if transfer is not None:
             self._of_device.pop(transfer.device_id, None)
             self._ready.pop(key, None)
+            self._fresh.pop(key, None)
+            self._unanswered.discard(key)
             self._timers.drop(key)
 
-    def _offer_again(self, key: str, now: float) -> list[Action]:
-        transfer = self._open[key]
-        soonest = transfer.offered_at + OFFER_GAP_S
+    def _offer_soon(self, key: str, now: float) -> None:
+        soonest = self._open[key].offered_at + OFFER_GAP_S
         if now >= soonest:
-            return [self._offer(key, now)]
-        transfer.due = soonest
-        self._timers.set(key, soonest)
-        return []
+            self._timers.drop(key)
+            self._fresh[key] = None
+        elif key not in self._fresh:
+            self._timers.set(key, soonest)
 
     def _offer(self, key: str, now: float) -> Send:
         transfer = self._open[key]

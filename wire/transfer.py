@@ -26,7 +26,7 @@ import heapq
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -39,6 +39,9 @@ from protofleet.wire.messages import TransferOffer
 
 Source = Path | bytes
 """A blob to send: a file that stays until ``Delivered``, or bytes."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""Chunk indices as half-open ranges, ascending."""
 
 SETTLED_NS = 1_000_000_000
 DIGESTS_KEPT = 64
@@ -140,6 +143,17 @@ def transfer_id(sha256: str, device_id: str, round_id: int) -> str:
         The first 32 hexadecimal digits of sha256 over ``<sha256>/<device_id>/<round_id>``.
     """
     return hashlib.sha256(f"{sha256}/{device_id}/{round_id}".encode()).hexdigest()[:32]
+
+
+def ranges_of(indices: Iterable[int]) -> Ranges:
+    """Ascending indices as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)
 
 
 def describe(  # noqa: PLR0913 - fields of the offer, each named at the call

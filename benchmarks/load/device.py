@@ -60,6 +60,7 @@ class LightDevice:
 
     Attributes:
         finished: it was sent home, and has left.
+        sending: an update of its has no receipt yet.
         delivered: updates whose receipt has come.
         refused: what it was refused, or refused itself; in a healthy run nothing.
     """
@@ -78,7 +79,7 @@ class LightDevice:
         self._presence = PresencePublisher(endpoint, who, Registration(_SameData(), Sends()))
         self._announced: Announcement | None = None
         self._round = self._sent = 0
-        self.finished = False
+        self.finished = self.sending = False
         self.delivered = 0
         self.refused: list[str] = []
 
@@ -128,7 +129,7 @@ class LightDevice:
             case Received():
                 self._on_received(event)
             case Delivered():
-                self.delivered += 1
+                self.delivered, self.sending = self.delivered + 1, False
                 self._heartbeat()
             case Rejected():
                 self.refused.append(f"{event.rule}: {event.reason}")
@@ -167,7 +168,7 @@ class LightDevice:
         blob = self._update(event.path.read_bytes(), round_id)
         self._endpoint.accept(event.offer.transfer_id)
         self._endpoint.send_update(blob, round_id)
-        self._sent = round_id
+        self._sent, self.sending = round_id, True
 
     def _update(self, payload: bytes, round_id: int) -> bytes:
         """The raw blob of the update."""

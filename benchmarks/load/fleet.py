@@ -110,7 +110,7 @@ class LightFleet:
             self._watch.forget(number)
             self._left += 1
         else:
-            self._watch.note(number, device.link, due)
+            self._watch.note(number, device.link, due, awaited=device.sending)
 
     def _make(self, number: int) -> LightDevice:
         spec, name = self._spec, device_id(number)

@@ -94,3 +94,24 @@ def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):
         _play_round(ledger, tmp_path, round_id)
         results.add(ledger.accepted(round_id))
     assert _results(ledger).record() == results.record()
+
+
+def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
+    ledger, monkeypatch
+):
+    """Each device has an equal share of what is kept in all, and its latest."""
+    monkeypatch.setattr("protofleet.coordinator.results._SAMPLES_IN_ALL", 6)
+    results = _results(ledger)
+    for name in ("a", "b", "c"):
+        for round_id in (1, 2):
+            costs = Costs(train_step_ms=(float(round_id),) * 3, phases_s={"train": 1.0})
+            record = UpdateRecord(client_id=name, round_id=round_id, num_examples=4, costs=costs)
+            results.add([Accepted(device_id=name, transfer_id="t", record=record)])
+    results.write()
+    devices = json.loads((ledger.folder / "devices.json").read_bytes())["devices"]
+    assert [one["train_step_ms"] for one in devices] == [
+        [1.0] * 3 + [2.0] * 3,
+        [2.0] * 3,
+        [2.0] * 2,
+    ]
+    assert [one["phases_s"] for one in devices] == [{"train": 1.0}] * 3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import time
 
 import pytest
-from brokers import KillableBroker
+from brokers import KillableBroker, wait_until
 
-from protofleet.firmware_sim.watched_link import Watch, WatchedLink
+from protofleet.firmware_sim.watched_link import _BATCH, Watch, WatchedLink
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.connection import CHUNKS_IN_FLIGHT_MAX
 from protofleet.wire.link import Connected, Delivery, Disconnected, LinkOptions
@@ -67,3 +68,26 @@ def test_links_without_threads_send_hear_and_come_back_after_the_broker_died(tmp
             assert sum(isinstance(event, Disconnected) for event in seen) >= 1
         fleet.close()
         assert not any(link.connected for link in fleet.links)
+
+
+@pytest.mark.mosquitto
+def test_a_link_that_is_awaited_does_not_stand_behind_all_others(mosquitto_url):
+    fleet = _Fleet(mosquitto_url, 3 * _BATCH)
+    fleet.until(lambda seen: _connections(seen) == 1)
+    last = len(fleet.links) - 1
+    assert fleet.links[0].publish(_TOPIC, b"for all")
+    fleet.until(lambda seen: any(isinstance(one, Delivery) for one in seen))
+    fleet.watch.note(last, fleet.links[last], float("inf"), awaited=True)
+    fleet.links[0].publish(_TOPIC, b"again")
+    sockets = [link.connection.socket for link in fleet.links]
+    wait_until(lambda: select.select(sockets, [], [], 0.0)[0] == sockets)
+    order = []
+    while len(set(order)) < len(fleet.links):
+        for number, readable in fleet.watch.wait(1.0):
+            fleet.links[number].turn(fleet.watch.looked_s, readable=readable)
+            heard = len(fleet.links[number].unread)
+            fleet.links[number].unread.clear()
+            fleet.watch.note(number, fleet.links[number], float("inf"), awaited=number == last)
+            order += [number] * (heard > 0)
+    assert order.index(last) <= _BATCH
+    fleet.close()

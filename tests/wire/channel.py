@@ -97,7 +97,7 @@ class Channel:
         self.receiver = Receiver(self.folder / "in", self.limits)
 
     def send(self, blob: bytes, offer: TransferOffer) -> None:
-        self._carry("sender", self.sender.send(self.device_id, blob, offer, self.now))
+        self.sender.send(self.device_id, blob, offer, self.now)
 
     def run(self, until: int | None = None) -> None:
         """Let time pass until the sender has its receipt, or ``until`` chunks were sent."""

@@ -10,7 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
-from protofleet.wire.carousel import GATHER_S, MOST_CHUNKS, MOST_TURNS, Carousels, shared_version
+from protofleet.wire.carousel import (
+    GATHER_MOST_S,
+    GATHER_S,
+    MOST_CHUNKS,
+    MOST_TURNS,
+    SPREAD_MAX_S,
+    Carousels,
+    shared_version,
+)
 from protofleet.wire.chunks import Chunk, ChunkCipher, pack
 from protofleet.wire.inbound import LISTEN_S
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
@@ -41,8 +49,12 @@ class _Fleet:
     done: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.carousels = Carousels(lambda _sha256, _step: self.key)
         self.sender = Sender(random.Random(0), content_key=lambda _sha256, _step: self.key)
+        self.carousels = Carousels(
+            lambda _sha256, _step: self.key,
+            offering=lambda: self.sender.offering,
+            push=self.sender.push,
+        )
         self.devices: dict[str, Receiver] = {}
         self.deaf: set[str] = set()
 
@@ -51,6 +63,7 @@ class _Fleet:
         offer = _offer(name, key=self.key)
         version = self.carousels.add(name, _BLOB, offer)
         self.sender.send(name, _BLOB, offer, self.now)
+        self.sender.tick(self.now)
         self.devices[name] = Receiver(self.folder / name, sealed=bool(self.key))
         self.carry(name, self.devices[name].expect(name, offer, self.now, shared=version))
 
@@ -114,14 +127,152 @@ def test_who_has_not_answered_is_waited_for_only_shortly(fleet):
     assert fleet.done == {"a": _BLOB}
 
 
-def test_who_joins_late_gets_the_rest_and_then_the_beginning(fleet):
+def test_who_joins_late_gets_the_rest_and_then_what_was_before(fleet):
+    fleet.offer("a")
+    fleet.turn(chunks=4)
+    for name in "bc":
+        fleet.offer(name)
+    fleet.turn()
+    assert fleet.done == {"a": _BLOB}
+    fleet.turn()
+    assert fleet.done == dict.fromkeys("abc", _BLOB)
+    assert fleet.shared == 4 + _COUNT
+    assert not fleet.asked
+
+
+def test_one_that_is_late_alone_is_sent_what_it_lacks(fleet):
+    """The topic of all is spared: it is sent so many chunks as if it had asked for them."""
     fleet.offer("a")
     fleet.turn(chunks=4)
     fleet.offer("b")
     fleet.turn()
     fleet.turn()
-    assert fleet.done == {"a": _BLOB, "b": _BLOB}
-    assert fleet.shared == 4 + _COUNT
+    fleet.wait(0.0)
+    assert fleet.done == dict.fromkeys("ab", _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT, {"b": 4})
+
+
+def test_no_turn_goes_to_more_who_do_not_need_it_than_to_others(fleet):
+    """Those whose turn is still on its way hear the next one, too; so it is waited for them."""
+    for name in "abc":
+        fleet.offer(name)
+    fleet.turn(lost=(2,))  # of a turn that has left here, a chunk is still on its way
+    for name in "de":
+        fleet.offer(name)
+    fleet.now = GATHER_S
+    fleet.turn()
+    assert fleet.shared == _COUNT
+    fleet.now = GATHER_MOST_S
+    fleet.turn()
+    fleet.wait(0.0)
+    assert fleet.shared == _COUNT
+    assert fleet.done == dict.fromkeys("abcde", _BLOB)
+    assert fleet.asked == {**dict.fromkeys("abc", 1), **dict.fromkeys("de", _COUNT)}
+
+
+def test_those_who_are_late_get_a_turn_when_the_others_are_through(fleet):
+    for name in "abc":
+        fleet.offer(name)
+    fleet.turn(lost=(2,))
+    for name in "de":
+        fleet.offer(name)
+    for name in "abc":
+        fleet.carry(name, [fleet.devices[name]._ask(_offer(name).transfer_id, fleet.now)])
+    fleet.wait(GATHER_S)
+    assert fleet.done == dict.fromkeys("abc", _BLOB)
+    fleet.turn()
+    assert fleet.done == dict.fromkeys("abcde", _BLOB)
+    assert (fleet.shared, fleet.asked) == (2 * _COUNT, dict.fromkeys("abc", 1))
+
+
+def test_no_turn_begins_while_offers_wait_or_answers_keep_coming(fleet):
+    """Within a bound, which is later in a large fleet: who answered first soon asks by itself."""
+    fleet.carousels.spread_s = 20.0
+    for name in ("silent", "unheard"):
+        fleet.carousels.add(name, _BLOB, _offer(name))
+    fleet.sender.send("unheard", _BLOB, _offer("unheard"), 0.0)
+    fleet.offer("a")  # offers both
+    fleet.sender.send("silent", _BLOB, _offer("silent"), 0.0)  # waits to be offered
+    fleet.now = 10.0
+    fleet.turn()
+    assert fleet.shared == 0
+    fleet.sender.tick(fleet.now)
+    for number in range(10):  # 2 s between answers are little behind the first 20
+        fleet.offer(f"b{number}")
+        fleet.turn()
+        assert fleet.shared == 0
+        fleet.now += 0.9
+    fleet.offer("last")
+    fleet.now = GATHER_MOST_S + 20.0
+    fleet.turn()
+    assert fleet.shared == _COUNT
+    assert len(fleet.done) == 12
+
+
+def test_a_turn_brings_only_what_somebody_lacks(fleet):
+    """Who has lost a connection in the middle listens again, and says what has come."""
+    for name in "abc":
+        fleet.offer(name)
+    fleet.deaf = {"a"}
+    fleet.turn(chunks=3)
+    fleet.deaf = {"a", "b"}
+    fleet.turn()
+    assert fleet.done == {"c": _BLOB}
+    fleet.deaf = set()
+    for name in "ab":
+        fleet.carry(name, fleet.devices[name].reconnected(fleet.now))
+    fleet.turn()
+    assert fleet.done == dict.fromkeys("abc", _BLOB)
+    assert (fleet.shared, fleet.asked) == (2 * _COUNT, {})
+
+
+def test_what_a_new_link_has_lost_is_sent_again_and_nothing_else(fleet):
+    """A coordinator's window was on its way: no device is sent what it has."""
+    for name in "ab":
+        fleet.offer(name)
+    fleet.turn(chunks=8, lost=(5, 6, 7))
+    fleet.carousels.reconnected(fleet.now)
+    for name in "ab":  # they are offered theirs again
+        device, offer = fleet.devices[name], _offer(name, key=fleet.key)
+        version = shared_version(offer.sha256, offer.chunk_bytes)
+        fleet.carry(name, device.expect(name, offer, fleet.now, shared=version))
+    fleet.turn()
+    assert fleet.done == dict.fromkeys("ab", _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT + 3, {})
+
+
+def test_who_waits_for_a_turn_is_patient_with_a_large_fleet(tmp_path):
+    for spread_s, patience_s in ((0.5, LISTEN_S + 0.5), (600.0, LISTEN_S + SPREAD_MAX_S)):
+        receiver = Receiver(tmp_path / str(spread_s))
+        receiver.spread_s = spread_s
+        offer = _offer("a")
+        version = shared_version(offer.sha256, offer.chunk_bytes)
+        receiver.expect("a", offer, 100.0, shared=version)
+        assert receiver.due() == pytest.approx(100.0 + patience_s)
+
+
+def test_nothing_is_gathered_for_those_who_ask_by_themselves(fleet):
+    """The next who listens is waited with as if it were the first."""
+    fleet.carousels.add("silent", _BLOB, _offer("silent"))
+    fleet.offer("a")
+    fleet.deaf = {"a"}
+    fleet.now = 0.1
+    fleet.carry("a", [fleet.devices["a"]._ask(_offer("a").transfer_id, fleet.now)])
+    assert fleet.carousels.due() is None
+    fleet.now = GATHER_MOST_S
+    fleet.offer("b")
+    fleet.turn()
+    assert fleet.shared == 0
+    assert fleet.carousels.due() == GATHER_MOST_S + GATHER_S
+
+
+def test_chunks_that_there_are_not_are_refused(fleet):
+    fleet.offer("a")
+    missing = ((0, _COUNT + 1),)
+    need = Need(transfer_id=_offer("a").transfer_id, missing=missing, credit=0, listening=True)
+    with pytest.raises(RefusedError) as caught:
+        fleet.carousels.answer("a", encode(need), 0.0)
+    assert caught.value.rule == "need-range"
 
 
 def test_what_is_lost_is_asked_for(fleet):
@@ -180,15 +331,15 @@ def test_a_version_of_another_blob_is_refused(tmp_path):
 
 
 def test_nobody_turns_it_for_ever_and_nobody_turns_anothers(fleet):
-    fleet.deaf = {"a"}
-    fleet.offer("a")
+    fleet.deaf = {"a", "b"}
+    for name in "ab":
+        fleet.offer(name)
     fleet.turn()
-    listening = encode(
-        Need(transfer_id=_offer("a").transfer_id, missing=(), credit=0, listening=True)
-    )
     for _ in range(50):
-        fleet.carousels.answer("a", listening, fleet.now)
-        fleet.carousels.answer("b", listening, fleet.now)
+        for name in "ab":
+            need = Need(transfer_id=_offer(name).transfer_id, missing=(), credit=0, listening=True)
+            fleet.carousels.answer(name, encode(need), fleet.now)
+            fleet.carousels.answer("c", encode(need), fleet.now)
         fleet.turn()
     assert fleet.shared == MOST_TURNS * _COUNT
 

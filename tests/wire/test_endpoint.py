@@ -226,9 +226,10 @@ class _Reconnecting(Link):
         return True
 
 
-def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
+def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path, monkeypatch):
     """It says with what data an offered update was made."""
     link = _Reconnecting()
+    monkeypatch.setattr(_Reconnecting, "room", 16)
     endpoint = DeviceEndpoint(link, _TOPICS, tmp_path, "pi-7")
     endpoint.send_update(b"an update", 1)
     link.published.clear()
@@ -338,15 +339,22 @@ class _Full(_Reconnecting):
     connected = True
 
 
-def test_offers_are_not_repeated_behind_a_full_window(tmp_path, monkeypatch):
-    """Else those of a large cohort queue again and again before the first copies have left."""
+def test_offers_wait_and_are_not_repeated_behind_a_full_window(tmp_path, monkeypatch):
+    """Else those of a large cohort take memory, and queue again before the first have left."""
     link = _Full()
     endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     assert isinstance(endpoint.poll(0), Connected)
     endpoint.poll(0)
     endpoint.send_task("pi-7", _task(1), _BLOB)
+    endpoint.poll(0)
+    assert (link.published, endpoint.due) == ([], float("inf"))
+    monkeypatch.setattr(_Full, "room", 16)
+    assert endpoint.due < time.monotonic()
+    endpoint.poll(0)
+    assert link.published == ["dn/pi-7/t"]
     later = time.monotonic() + 600.0
     monkeypatch.setattr(_Full, "clock", later)
+    monkeypatch.setattr(_Full, "room", 0)
     endpoint.poll(0)
     assert link.published == ["dn/pi-7/t"]
     assert endpoint.due == float("inf")

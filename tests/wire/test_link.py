@@ -20,7 +20,7 @@ from protofleet.coordinator.roll_call import RollCall
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import MAX_DATA_BYTES
-from protofleet.wire.connection import Ending
+from protofleet.wire.connection import CHUNKS_IN_FLIGHT_MAX, Ending
 from protofleet.wire.link import (
     PACKET_TOO_LARGE,
     STABLE_S,
@@ -165,6 +165,28 @@ def test_a_full_link_tells_when_it_has_room_again(mosquitto_url):
             link.publish("x", bytes(60_000))
         _next(link, Drained)
         wait_until(lambda: link.room == 16)
+
+
+@pytest.mark.mosquitto
+def test_who_does_not_read_can_publish_all_the_same(mosquitto_url, monkeypatch):
+    """An acknowledgement that makes room must not wait for a place among the unread events."""
+    monkeypatch.setattr("protofleet.wire.link.QUEUE_MAX", 4)
+    with (
+        closing(_link(mosquitto_url, filters=("in",))) as link,
+        closing(_link(mosquitto_url)) as other,
+    ):
+        _next(link, Connected)
+        _next(other, Connected)
+        for _ in range(4):
+            other.publish("in", b"unread")
+        wait_until(lambda: link._events.qsize() == 4)
+        for _ in range(20):
+            for _ in range(CHUNKS_IN_FLIGHT_MAX):
+                assert link.publish("out", b"x")
+            wait_until(lambda: link.room == CHUNKS_IN_FLIGHT_MAX)
+        kinds = Counter(map(type, iter(lambda: link.get(0.0), None)))
+    assert kinds.keys() <= {Delivery, Drained}
+    assert kinds[Delivery] == 4
 
 
 @pytest.mark.mosquitto

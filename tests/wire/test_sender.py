@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Need, Task, decode, encode
-from protofleet.wire.sender import Sender
+from protofleet.wire.sender import UNANSWERED_MAX, Sender
 from protofleet.wire.transfer import Lane, Rejected, describe
 
 from .channel import CHUNK, DEVICE, blob_of, offer_of
@@ -49,6 +49,7 @@ def test_a_greedy_need_gets_one_window(sender):
 
 def test_an_unanswered_offer_is_repeated_ever_more_slowly(sender):
     sender.send(DEVICE, b"blob", offer_of(b"blob"), 0.0)
+    assert [a.lane for a in sender.tick(0.0)] == [Lane.OFFER]
     times = [0.0]
     while times[-1] < 600.0:
         times.append(sender.due())
@@ -63,10 +64,61 @@ def test_a_task_is_the_offer_and_its_chunks_shrink_with_the_broker(sender):
     blob = blob_of(1000)
     offer = offer_of(blob, chunk_bytes=512)
     task = Task(task="train", round_id=1, federation="lab", payload=offer)
-    (first,) = sender.send(DEVICE, blob, offer, 0.0, task=task)
-    (again,) = sender.reconnected(1.0, max_chunk_bytes=300)
+    sender.send(DEVICE, blob, offer, 0.0, task=task)
+    (first,) = sender.tick(0.0)
+    sender.reconnected(1.0, max_chunk_bytes=300)
+    (again,) = sender.tick(1.0)
     assert decode(first.payload, Task).payload == offer
     assert decode(again.payload, Task).payload == replace(offer, chunk_bytes=300)
+
+
+def _offered(actions):
+    return [action.device_id for action in actions]
+
+
+def _send_to(sender, names):
+    offers = {name: describe(b"blob", kind="payload", device_id=name, round_id=1) for name in names}
+    for name, offer in offers.items():
+        sender.send(name, b"blob", offer, 0.0)
+    return {name: offer.transfer_id for name, offer in offers.items()}
+
+
+def test_no_more_is_offered_at_once_than_there_is_room_for(sender):
+    names = [f"pi-{number}" for number in range(10)]
+    _send_to(sender, names)
+    assert sender.offering
+    assert _offered(sender.tick(0.0, 4)) == names[:4]
+    assert _offered(sender.tick(0.0, 4)) == names[4:8]
+    assert sender.due() < 0.0
+    assert _offered(sender.tick(0.0, 4)) == names[8:]
+    assert not sender.offering
+    assert sender.tick(0.0, 4) == []
+    assert sender.due() > 0.0
+
+
+def test_answers_that_a_broker_would_drop_are_not_asked_for(sender):
+    """Only so many are out that were never answered; an answer or a repetition makes room."""
+    names = [f"pi-{number:04d}" for number in range(UNANSWERED_MAX + 3)]
+    ids = _send_to(sender, names)
+    assert _offered(sender.tick(0.0)) == names[:UNANSWERED_MAX]
+    assert sender.tick(0.1) == []
+    alive = Need(transfer_id=ids[names[5]], missing=(), credit=0)
+    sender.answer(names[5], encode(alive), 0.1)
+    assert _offered(sender.tick(0.1)) == [names[UNANSWERED_MAX]]
+    sender.forget(ids[names[6]])
+    assert _offered(sender.tick(0.1)) == [names[UNANSWERED_MAX + 1]]
+    sender.tick(sender.due())  # nobody answers: the first is repeated
+    assert _offered(sender.tick(0.1)) == [names[-1]]
+
+
+def test_a_new_link_offers_everything_anew_in_its_order(sender):
+    names = ["pi-1", "pi-2", "pi-3"]
+    _send_to(sender, names)
+    sender.tick(0.0, 2)
+    sender.reconnected(1.0)
+    assert _offered(sender.tick(1.0, 2)) == names[:2]
+    assert _offered(sender.tick(1.0, 2)) == names[2:]
+    assert sender.tick(1.0) == []
 
 
 def test_a_vanished_source_ends_the_transfer(sender, tmp_path):
@@ -91,10 +143,12 @@ def test_what_is_held_for_each_device_with_an_open_offer_is_bounded():
     ]
     sender = Sender()
     sender.send("warm", blob, describe(blob, kind="payload", device_id="warm", round_id=1), 0.0)
+    sender.tick(0.0)
     tracemalloc.start()
     try:
         for number, offer in enumerate(offers):
             sender.send(f"pi-{number:05d}", blob, offer, 0.0)
+            sender.tick(0.0)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -57,7 +57,7 @@ class _Fleet:
         self.offers, self.cut_off = {}, set()
         for one in (self.coordinator, *self.devices.values()):
             one.start()
-        self._run(lambda: self.here == set(_NAMES))
+        self.run(lambda: self.here == set(_NAMES))
 
     def send(self, round_id):
         """A payload for everybody; the bytes that it cost the coordinator."""
@@ -66,7 +66,7 @@ class _Fleet:
         task = Task(task="train", round_id=round_id, federation="lab")
         for name in _NAMES:
             self.coordinator.send_task(name, task, _BLOB, shared=True)
-        self._run(lambda: self.delivered == set(_NAMES))
+        self.run(lambda: self.delivered == set(_NAMES))
         assert self.payloads == [_BLOB] * len(_NAMES)
         return self.coordinator.traffic.socket_up_bytes - before
 
@@ -75,22 +75,22 @@ class _Fleet:
         for _ in range(2):
             self.here = set()
             self.coordinator.publish(_ANNOUNCEMENT)
-            self._run(lambda: self.here == set(_NAMES))
+            self.run(lambda: self.here == set(_NAMES))
 
     def meet_again(self, broker):
         """After a restart of the broker."""
         self.cut_off = set()
         broker.restart()
-        self._run(lambda: self.cut_off == set(_NAMES))
+        self.run(lambda: self.cut_off == set(_NAMES))
         self.here = set()
-        self._run(lambda: self.here == set(_NAMES))
+        self.run(lambda: self.here == set(_NAMES))
 
     def hears(self, version):
         """Whether any device is still sent what comes to all under a version."""
         self.here = set()
         for name, device in self.devices.items():  # comes behind what they subscribe to
             device.publish(Presence(device_id=name, boot_id="b", status="online"))
-        self._run(lambda: self.here == set(_NAMES))
+        self.run(lambda: self.here == set(_NAMES))
         before = {one: device.traffic for one, device in self.devices.items()}
         topic = Topics("lab").shared_chunks(version)
         assert self.coordinator._link.publish(topic, bytes(10_000))
@@ -98,14 +98,14 @@ class _Fleet:
         seen = lambda one: (  # noqa: E731 - two numbers
             self.devices[one].traffic.payload_down_bytes - before[one].payload_down_bytes
         )
-        self._run(lambda: all(seen(one) > 0 for one in _NAMES))
+        self.run(lambda: all(seen(one) > 0 for one in _NAMES))
         return any(seen(one) >= 10_000 for one in _NAMES)
 
     def close(self):
         for one in (*self.devices.values(), self.coordinator):
             one.close()
 
-    def _run(self, until):
+    def run(self, until):
         for _ in range(20_000):
             self._on_coordinator(self.coordinator.poll(0.001))
             for name, device in self.devices.items():
@@ -166,6 +166,28 @@ def test_who_has_the_payload_or_another_task_is_not_sent_the_chunks_of_all(mosqu
         fleet.devices["pi-1"].expect(other, version)
         fleet.devices["pi-1"].expect(newer)
         assert not fleet.hears(version)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("keyed", [False, True])
+def test_one_that_is_late_costs_nobody_else_anything(mosquitto_url, tmp_path, keyed):
+    fleet = _Fleet(mosquitto_url, tmp_path, Keyed() if keyed else None)
+    try:
+        before = fleet.coordinator.traffic.socket_up_bytes
+        heard = {name: one.traffic.payload_down_bytes for name, one in fleet.devices.items()}
+        late = fleet.devices.pop("pi-4")
+        task = Task(task="train", round_id=1, federation="lab")
+        for name in _NAMES:
+            fleet.coordinator.send_task(name, task, _BLOB, shared=True)
+        fleet.run(lambda: fleet.delivered == set(fleet.devices))
+        fleet.devices["pi-4"] = late
+        fleet.run(lambda: fleet.delivered == set(_NAMES))
+        assert fleet.payloads == [_BLOB] * len(_NAMES)
+        assert fleet.coordinator.traffic.socket_up_bytes - before < 2.1 * len(_BLOB)
+        for name, one in fleet.devices.items():
+            assert one.traffic.payload_down_bytes - heard[name] < 1.1 * len(_BLOB)
     finally:
         fleet.close()
 
