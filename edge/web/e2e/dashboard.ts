@@ -189,7 +189,7 @@ const browser = await chromium.launch({ executablePath: findChromium()!, args: [
 try {
   mkdirSync(folder, { recursive: true });
   const page = await (await browser.newContext()).newPage();
-  page.setDefaultTimeout(10_000);
+  page.setDefaultTimeout(30_000);
   page.on("pageerror", (error) => isWrong(`${page.url()}: ${error.message}`));
   page.on("console", (line) => { if (line.type() === "error") isWrong(`${page.url()}: ${line.text()}`); });
   await signIn(page);
