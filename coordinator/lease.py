@@ -333,6 +333,7 @@ class Lease:
                 valid_s=self._own.lease_s,
                 nonce=nonce or self._nonce,
                 answers=answers,
+                time_s=round(time.time(), 3),
             )
         )
 

@@ -169,4 +169,5 @@ class Results:
             phases_s=device.last.phases_s,
             cpu_s=device.last.cpu_s,
             peak_rss_bytes=device.peak_rss_bytes,
+            backend=device.last.backend_name,
         )

@@ -265,7 +265,7 @@ class Learner:
             strategy.client_model(state), score=strategy.client_score(state)
         )
         self.measure_inference(scores)
-        return self.meter.take()
+        return msgspec.structs.replace(self.meter.take(), backend=self._programs.backend)
 
     def measure_inference(
         self, scores: Callable[[NDArray[np.float32]], NDArray[np.float32]]

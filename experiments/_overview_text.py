@@ -43,7 +43,7 @@ _DIVISIONS = {"natural": "by person"}
 
 _TITLE = "# Which method should I take?"
 _INTRODUCTION = (
-    "Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small "
+    "Every [method](algorithms.md) that fits, on small data sets, with one small "
     "model for each kind of data and the same training. All figures are measured, and words that "
     "name a method are computed from them: `{command}`."
 )

@@ -217,6 +217,7 @@ MAX_SAMPLES, MAX_PHASES = 200, 32
 _Samples = Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=MAX_SAMPLES)]
 _Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_-]{1,32}\Z")]
 _Seconds = Annotated[dict[_Phase, _Amount], msgspec.Meta(max_length=MAX_PHASES)]
+_Backend = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 _FLOAT32 = 3.5e38
 """Beyond every float32."""
 
@@ -230,6 +231,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         phases_s: wall time by phase, e.g. ``receive``, ``train``, ``evaluate``, ``encode``.
         cpu_s: CPU time by phase.
         peak_rss_bytes: largest resident memory of the process so far.
+        backend: who ran the bundle's programs: ``onnx``, ``litert``, ``onnx-web`` of a browser;
+            absent: not told.
     """
 
     train_step_ms: _Samples = ()
@@ -237,6 +240,12 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: _Seconds = {}
     cpu_s: _Seconds = {}
     peak_rss_bytes: int = 0
+    backend: _Backend | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def backend_name(self) -> str:
+        """The backend; empty: not told."""
+        return "" if self.backend is msgspec.UNSET else self.backend
 
 
 StatisticRows = tuple[tuple[int | float, ...], ...]
@@ -323,6 +332,7 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
         evaluation: statistics of its model.
         train_step_ms, infer_ms: samples over the run, the latest some thousand.
         phases_s, cpu_s: wall and CPU time by phase.
+        backend: who ran the bundle's programs; empty: not told.
     """
 
     id: str
@@ -335,6 +345,7 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: dict[str, float] = {}
     cpu_s: dict[str, float] = {}
     peak_rss_bytes: int = 0
+    backend: str = ""
 
 
 class FleetDetails(msgspec.Struct, frozen=True, kw_only=True):

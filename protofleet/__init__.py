@@ -78,7 +78,7 @@ def _loaded(name: str) -> Any:
     except ModuleNotFoundError as error:
         from protofleet.extras import missing_module  # noqa: PLC0415 - only where one is missing
 
-        if (lack := missing_module(error)) is None:
+        if (lack := missing_module(error, name)) is None:
             raise
         told = f"protofleet.{name}: {lack.text}: {lack.remedy}"
         raise ModuleNotFoundError(told, name=error.name) from error

@@ -36,6 +36,22 @@ EXTRAS = {
     "wsproto": "hub",
 }
 
+USES = {
+    **dict.fromkeys(("coordinator", "experiment", "report"), "coordinator"),
+    **dict.fromkeys(
+        ("Federation", "hold_out", "load_dataset", "read_results", "split"), "coordinator"
+    ),
+    **dict.fromkeys(("export", "pretrain", "export_model"), "export"),
+    "hub": "hub",
+}
+"""The extra that brings all that a command or a public name usually needs."""
+HOLDS = {
+    "coordinator": ("edge", "coordinator"),
+    "hub": ("edge", "coordinator", "hub"),
+    "export": ("export", "litert"),
+}
+"""The extras whose modules such an extra brings, too."""
+
 
 class MissingModule(NamedTuple):
     """What is not installed, and the command that installs it."""
@@ -44,14 +60,23 @@ class MissingModule(NamedTuple):
     remedy: str
 
 
-def missing_module(error: ImportError) -> MissingModule | None:
-    """What an import lacked, if an extra brings it; None for any other module."""
+def missing_module(error: ImportError, use: str = "") -> MissingModule | None:
+    """What an import lacked, if an extra brings it; None for any other module.
+
+    Args:
+        error: what the import raised.
+        use: the command or the public name that was asked for: its extra is named, so that nobody
+            installs one after the other.
+    """
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     package, _, inner = error.name.partition(".")
     # A part of a package that is there is no matter of extras; of `google` many have a part.
     if package not in EXTRAS or (inner and error.name != "google.protobuf"):
         return None
+    extra, wider = EXTRAS[package], USES.get(use, "")
+    if extra in HOLDS.get(wider, ()):
+        extra = wider
     return MissingModule(
-        f"module '{error.name}' is not installed", f"pip install 'protofleet[{EXTRAS[package]}]'"
+        f"module '{error.name}' is not installed", f"pip install 'protofleet[{extra}]'"
     )

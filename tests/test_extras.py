@@ -19,7 +19,7 @@ from tiny_bundle import tiny_bundle
 from protofleet.cli._short_help import SHORT_HELP
 from protofleet.cli._verbosity import add_options, start_logging, verbosity
 from protofleet.cli.main import _root, main
-from protofleet.extras import EXTRAS
+from protofleet.extras import EXTRAS, HOLDS, USES
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
@@ -54,6 +54,9 @@ def _run_without(module, *arguments):
             "ray",
         ),
         ("jinja2", ("report", "{}"), "coordinator"),
+        ("paho", ("coordinator", "run", "{}/federation.toml"), "coordinator"),
+        ("paho", ("hub", "{}/federation.toml"), "hub"),
+        ("starlette", ("hub", "{}/federation.toml"), "hub"),
         ("matplotlib", ("bench", "device", "--bundle", "{}", "--plot", "{}/a.png"), "coordinator"),
     ],
 )
@@ -78,6 +81,21 @@ def test_the_extra_brings_the_module(module, extra):
     extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
     brought = {canonicalize_name(Requirement(one).name) for one in extras[extra]}
     assert brought & {canonicalize_name(name) for name in installed}
+
+
+def test_what_a_command_is_told_to_install_brings_the_module():
+    extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
+
+    def held(extra):
+        yield extra
+        for one in map(Requirement, extras[extra]):
+            if canonicalize_name(one.name) == "protofleet":
+                for inner in one.extras:
+                    yield from held(inner)
+
+    assert set(HOLDS) == set(USES.values())
+    for extra, brought in HOLDS.items():
+        assert set(brought) <= set(held(extra))
 
 
 _BROUGHT_ALONG = {"llvmlite": "numba", "onnx_ir": "onnxscript", "sympy": "torch"}

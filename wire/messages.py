@@ -153,6 +153,7 @@ class LeaseRecord(Message, frozen=True, kw_only=True, tag="lease"):
     lease before it; 0 in a claim. ``valid_s``: how long others wait for an answer of a holder that
     is silent. ``nonce``: 32 hex digits, new in each record. ``answers``: nonce of the claim that it
     answers. ``certificate``: as in ``CoordinatorHandshake``, where the federation has keys.
+    ``time_s``: the sender's clock, Unix seconds, for whoever compares clocks; 0: it does not say.
     """
 
     federation: Word
@@ -163,6 +164,7 @@ class LeaseRecord(Message, frozen=True, kw_only=True, tag="lease"):
     nonce: Word
     answers: Word = ""
     certificate: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    time_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
 
 
 class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):

@@ -320,6 +320,7 @@ class _LedgerReader:
                 train_step_ms=median(record.costs.train_step_ms),
                 infer_ms=median(record.costs.infer_ms),
                 phases_s=dict(record.costs.phases_s),
+                backend=record.costs.backend_name,
                 peak_rss_bytes=max(known.peak_rss_bytes, record.costs.peak_rss_bytes),
             )
 

@@ -28,6 +28,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
         num_examples, loss, score: of its last update; ``score`` is the task's headline.
         train_step_ms, infer_ms: medians of its last update.
         phases_s: wall seconds by phase in its last update.
+        backend: who ran the bundle's programs for its last update.
         bytes_up, bytes_down, peak_rss_bytes: in all.
         rule, reason: why it cannot take part, or what of it was refused last.
     """
@@ -49,6 +50,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     train_step_ms: float | None = None
     infer_ms: float | None = None
     phases_s: dict[str, float] = {}
+    backend: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
     peak_rss_bytes: int = 0

@@ -90,7 +90,7 @@ def main(args: list[str] | None = None) -> Any:
         with on_interrupt("the same command starts over"):
             return _root(args, prog_name="protofleet")
     except (ProtofleetError, ImportError, MemoryError, OSError) as error:
-        message = _message(error)
+        message = _message(error, sys.argv[1:] if args is None else args)
         if message is None:
             raise
         if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
@@ -101,10 +101,11 @@ def main(args: list[str] | None = None) -> Any:
     sys.exit(1)
 
 
-def _message(error: Exception) -> str | None:
+def _message(error: Exception, arguments: list[str]) -> str | None:
     """What to tell a person; None where the error is ours."""
     if isinstance(error, ImportError):
-        lack = missing_module(error)
+        command = next((one for one in arguments if one in _COMMANDS), "")
+        lack = missing_module(error, command)
         return None if lack is None else f"{lack.text}: {lack.remedy}"
     if isinstance(error, MemoryError):
         return "out of memory; give the process more, or take a smaller batch or model"

@@ -42,14 +42,13 @@ def with_comparison(run: RunRecord, compared: tuple[ComparedMethod, ...]) -> Com
     return ComparedRecord(**msgspec.structs.asdict(run), comparison=compared)
 
 
-def finish(  # noqa: PLR0913 - two of them named at the call
+def finish(
     title: str,
     folder: Path,
     result: ComparedRecord,
     console: Console,
     *,
     seconds: float,
-    backends: dict[str, str],
 ) -> Path:
     """Write the results of a finished run into ``folder`` and print the tables.
 
@@ -59,7 +58,6 @@ def finish(  # noqa: PLR0913 - two of them named at the call
         result: what came out.
         console: where the tables go.
         seconds: wall time of this call.
-        backends: who ran the programs, by device.
 
     Returns:
         The report's path.
@@ -79,7 +77,6 @@ def finish(  # noqa: PLR0913 - two of them named at the call
         },
         prototypes=_prototypes(folder, _first_process(folder, result)),
         wall_s=seconds,
-        backends=backends,
     )
     save_details(details, folder / "details.json")
     report = write_report(folder)

@@ -33,7 +33,6 @@ from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
 from protofleet.report import ComparedMethod
-from protofleet.runtime import choose_backend
 from protofleet.settings import to_toml
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -95,18 +94,7 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         result,
         console,
         seconds=time.monotonic() - started,
-        backends=_backends(settings, prepared, folder, result),
     )
-
-
-def _backends(
-    settings: DemoSettings, prepared: DemoData, folder: Path, result: RunRecord
-) -> dict[str, str]:
-    """Who ran the bundle's programs on each device."""
-    programs = Bundle.open(folder / _BUNDLE, any_signer=True).manifest.programs
-    profiles, devices = dealt_backends(settings.backend, prepared.devices[: settings.devices])
-    processes = {one.id: choose_backend(profiles[one.profile].backend, programs) for one in devices}
-    return {one.id: processes.get(one.id, "browser") for one in result.devices}
 
 
 def _run_of(settings: DemoSettings, folder: Path) -> RunRecord | None:

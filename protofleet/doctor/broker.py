@@ -19,12 +19,13 @@ from protofleet.broker.check import check as ask
 from protofleet.broker.folder import PACKET_BYTES, BrokerFolder
 from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential, Heard
 from protofleet.broker.trial import trial_accounts
-from protofleet.doctor.machine import behind
+from protofleet.doctor.machine import behind, beside
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.subjects import BrokerSubject
 from protofleet.errors import InputError, RefusedError
 from protofleet.wire.broker_access import BrokerAccess, peer_certificate, unchecked_tls
 from protofleet.wire.chunks import MAX_PACKET_BYTES
+from protofleet.wire.identity import SIGNATURE_BYTES
 from protofleet.wire.messages import LeaseRecord
 from protofleet.wire.topics import COORDINATOR, PREFIX, is_retained
 
@@ -35,6 +36,8 @@ _SMALLEST, _STEP = 256, 1024
 _FEWEST_BYTES = 4096
 """Presences, tasks and offers of most federations are shorter."""
 _SHOWN = 5
+_PARTS, _LONGEST_S, _LOOK_S = 5, 15.0, 0.1
+"""A lease is renewed six times in the time that it stands, so a fifth of that is waited for."""
 
 
 def _account_of(subject: BrokerSubject) -> Credential:
@@ -207,8 +210,6 @@ def _retained(subject: BrokerSubject) -> Iterator[Observation]:
     if not foreign:
         kinds = ", all of kinds that belong there" if heard else ""
         yield ok(f"{len(heard)} messages{kinds}")
-    for one in heard:
-        yield from _lease_clock(one)
 
 
 def _heard(subject: BrokerSubject) -> list[Heard]:
@@ -227,20 +228,54 @@ def _is_foreign(message: Heard) -> bool:
     if not is_retained(message.topic):
         return True
     try:
-        return not isinstance(msgspec.json.decode(message.payload), dict)
+        return not isinstance(msgspec.json.decode(_record(message)), dict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return True
 
 
-def _lease_clock(message: Heard) -> Iterator[Observation]:
-    """A lease's epoch is the second in which a coordinator took it (``coordinator/lease.py``)."""
+def _record(message: Heard) -> bytes:
+    """Without the signature, where the federation has keys; nobody checks it here."""
+    signed = not message.payload.startswith(b"{")
+    return message.payload[SIGNATURE_BYTES:] if signed else message.payload
+
+
+def _lease(message: Heard) -> LeaseRecord | None:
     if not message.topic.endswith("/all/lease"):
-        return
+        return None
     try:
-        epoch = msgspec.json.decode(message.payload, type=LeaseRecord).epoch
+        return msgspec.json.decode(_record(message), type=LeaseRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RefusedError):
-        return
-    yield from behind("the coordinator began", float(epoch))
+        return None
+
+
+def _clock(subject: BrokerSubject) -> Iterator[Observation]:
+    """Against the clock of a coordinator that renews its lease now, else against its last words.
+
+    A lease's epoch is the second in which a coordinator took it (``coordinator/lease.py``).
+    """
+    name = subject.federation or "+"
+    with BrokerProbe(_place(subject), _account_of(subject)) as probe:
+        probe.subscribe(f"{PREFIX}/{name}/all/lease")
+        time.sleep(SETTLE_S)
+        kept = [found for one in list(probe.messages) if (found := _lease(one)) is not None]
+        standing = [one.valid_s for one in kept if one.step == "held" and one.time_s]
+        ends = time.monotonic() + min(max(standing, default=0.0) / _PARTS, _LONGEST_S)
+        while time.monotonic() < ends:
+            time.sleep(_LOOK_S)
+            for message in list(probe.messages):
+                lease = None if message.retained else _lease(message)
+                if lease is not None and lease.time_s:
+                    yield from beside(
+                        f"the clock of the coordinator of '{lease.federation}'", lease.time_s
+                    )
+                    return
+    late = [
+        told
+        for one in kept
+        for told in behind("the coordinator spoke last", max(float(one.epoch), one.time_s))
+    ]
+    text = "no coordinator says what time it is: a clock that is ahead is not noticed here"
+    yield from late or [ok(text)]
 
 
 _LEVELS = {Verdict.UNKNOWN: warning, Verdict.OPEN: problem, Verdict.BROKEN: problem}
@@ -296,5 +331,6 @@ CHECKS = (
     Check("broker.account", _account, decisive=True),
     Check("broker.packet", _packet),
     Check("broker.retained", _retained),
+    Check("broker.clock", _clock),
     Check("broker.rights", _rights),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import math
 import os
 import shutil
 import subprocess
@@ -31,6 +33,8 @@ _CLOCK_REMEDY = (
     "set the clock: sudo timedatectl set-ntp true; a board without a battery needs a network for it"
 )
 _DAY_S = 86_400.0
+_UNSYNCHRONISED, _TIMEX_BYTES = 5, 512
+"""Linux's TIME_ERROR, and room for its ``struct timex``, whose zeros ask for the state alone."""
 
 
 def behind(witness: str, moment_s: float, now_s: float | None = None) -> Iterator[Observation]:
@@ -50,6 +54,26 @@ def behind(witness: str, moment_s: float, now_s: float | None = None) -> Iterato
         )
 
 
+def beside(other: str, moment_s: float, now_s: float | None = None) -> Iterator[Observation]:
+    """How far this clock is from another that was read just now.
+
+    Args:
+        other: whose it is.
+        moment_s: what it said, Unix seconds.
+        now_s: what this one said then; None: ask it.
+    """
+    now_s = time.time() if now_s is None else now_s
+    apart = now_s - moment_s
+    if abs(apart) <= _LEEWAY_S:
+        yield ok(f"this clock is within {max(1, math.ceil(abs(apart)))} s of {other}")
+        return
+    yield problem(
+        f"this clock says {clock_text(now_s)}, {_span_text(abs(apart))} "
+        f"{'ahead of' if apart > 0 else 'behind'} {other} ({clock_text(moment_s)})",
+        f"{_CLOCK_REMEDY}; if this clock is right, {other} is wrong",
+    )
+
+
 def _span_text(seconds: float) -> str:
     return f"{seconds / _DAY_S:,.0f} days" if seconds > 2 * _DAY_S else duration_text(seconds)
 
@@ -58,7 +82,21 @@ def _clock(_: Machine) -> Iterator[Observation]:
     """Against when this package was installed: a board without a battery wakes up in 1970."""
     installed = Path(protofleet.__file__).stat().st_mtime
     told = list(behind("this package was installed", installed))
-    yield from told or [ok(f"this clock says {clock_text(time.time())}, which is possible")]
+    text = f"this clock says {clock_text(time.time())}, which is possible{_kept_text()}"
+    yield from told or [ok(text)]
+
+
+def _kept_text() -> str:
+    """What Linux says of its own clock; it is asked, and no server."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "adjtimex"):
+        return ""
+    state = library.adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
+    if state < 0:
+        return ""
+    return (
+        "; nothing synchronises it" if state == _UNSYNCHRONISED else "; the system synchronises it"
+    )
 
 
 def nearest_folder(path: Path) -> Path:

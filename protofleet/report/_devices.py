@@ -50,7 +50,8 @@ def device_table(result: RunRecord, details: Details) -> DeviceTable:
     backends = bool(details.backends)
     headings = (
         *((f"{metric.label}{unit}", "since first") if details.scores else ()),
-        "train ms p50", "p95", "infer ms p50", "p95", "p99", "up", "down", "memory",
+        "train ms p50", "train ms p95", "infer ms p50", "infer ms p95", "infer ms p99",
+        "up", "down", "memory",
         *(("backend",) if backends else ()),
         "codec",
     )  # fmt: skip

@@ -69,7 +69,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
         provenance: versions, settings, machine: what a reader needs to repeat the run.
         confusions: of the devices, at most 500.
         scores: own scores by round, of each device that told them.
-        backends: who runs the bundle's programs, by device; empty: not known.
+        backends: who ran the bundle's programs, by device; empty: none has told.
         latencies: of the devices.
         prototypes: by layer; empty where the strategy has none.
         wall_s: of the whole run; None: the sum of the rounds is shown.
@@ -162,6 +162,7 @@ def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> De
         "latencies": tuple(_latencies(device) for device in record.devices),
         "confusions": _confusions(record),
         "scores": device_scores(run_dir, record.task),
+        "backends": {one.id: one.backend for one in record.devices if one.backend},
     }
     return Details(title=title, data=data, **{**found, **fields})
 

@@ -16,6 +16,7 @@ from protofleet.federation.records import (
     Spread,
     UpdateRecord,
 )
+from protofleet.report.details import details_of_run
 from protofleet.strategies.types import ServerState
 
 
@@ -38,7 +39,9 @@ def _play_round(ledger, folder, round_id, *, final=False):
             round_id=round_id,
             num_examples=4,
             evaluation=EvaluationRecord(own=((round_id, 0), (0, 1))),
-            costs=Costs(train_step_ms=(1.0, 3.0), infer_ms=(0.5,), peak_rss_bytes=7),
+            costs=Costs(
+                train_step_ms=(1.0, 3.0), infer_ms=(0.5,), peak_rss_bytes=7, backend="litert"
+            ),
         )
         path = folder / client_id
         path.write_bytes(b"an update")
@@ -77,6 +80,8 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     details = json.loads((ledger.folder / "devices.json").read_text())["devices"][0]
     assert details["evaluation"]["own"] == [[2, 0], [0, 1]]
     assert [r["round_id"] for r in details["bytes_by_round"]] == [0, 1, 2]
+    backends = details_of_run(ledger.folder, title="", data="").backends
+    assert backends == {"a": "litert", "b": "litert"}
 
 
 def test_a_final_fit_is_a_row_of_its_own_kind_and_what_the_summary_quotes(ledger, tmp_path):

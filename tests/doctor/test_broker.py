@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import subprocess
+import threading
+import time
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -122,13 +125,65 @@ def test_what_is_retained_and_belongs_nowhere_is_named(told, tmp_path):
             probe.publish(f"{PREFIX}/home/all/lease", lease, retain=True)
         rows = told(BrokerSubject(access=access))
     found = [row for row in rows if row["check"] == "broker.retained"]
-    assert [row["level"] for row in found] == ["warning", "warning", "problem"]
+    assert [row["level"] for row in found] == ["warning", "warning"]
     assert {row["text"].split(":")[0] for row in found[:2]} == {
         f"{PREFIX}/home/dn/pi-1/t",
         f"{PREFIX}/home/st/pi-2",
     }
-    assert "before the coordinator began" in found[2]["text"]  # by the lease, in the year 2286
-    assert all(row["remedy"] for row in found)
+    wrong = the(rows, "broker.clock")
+    assert "before the coordinator spoke last" in wrong["text"]  # by the lease, in the year 2286
+    assert all(row["remedy"] for row in (*found, wrong))
+
+
+def _lease(**changes):
+    given = {"federation": "home", "boot_id": "a", "step": "held", "epoch": 1, "valid_s": 5.0}
+    return msgspec.json.encode(LeaseRecord(**{**given, "nonce": "0" * 32, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "words"),
+    [
+        (0.0, "ok", "within"),
+        (7200.0, "problem", "2 h 0 min ahead of the clock of the coordinator of 'home'"),
+        (-3 * 86_400.0, "problem", "3 days behind the clock of the coordinator of 'home'"),
+    ],
+)
+@pytest.mark.parametrize("signature", [b"", b"s" * 64])
+def test_a_clock_ahead_of_a_coordinator_that_runs_is_told_as_one_behind(  # noqa: PLR0917 - a table
+    told, tmp_path, ahead_s, level, words, signature
+):
+    """The coordinator says with each renewal of its lease what time it is; keys change nothing."""
+    with mosquitto(tmp_path) as port:
+        access = BrokerAccess(url=f"mqtt://127.0.0.1:{port}")
+        with renewed(access, lambda: signature + _lease(time_s=time.time() - ahead_s)):
+            rows = told(BrokerSubject(access=access, federation="home"))
+    assert words in the(rows, "broker.clock", level)["text"]
+    assert levels(rows, "broker.retained") == ["ok"]
+
+
+def test_without_a_coordinator_no_clock_is_said_to_be_right(told, tmp_path):
+    with mosquitto(tmp_path) as port:
+        rows = told(BrokerSubject(access=BrokerAccess(url=f"mqtt://127.0.0.1:{port}")))
+    assert "a clock that is ahead is not noticed" in the(rows, "broker.clock", "ok")["text"]
+
+
+@contextmanager
+def renewed(access, lease):
+    """Somebody who publishes what ``lease`` makes, four times a second."""
+    done = threading.Event()
+
+    def publish():
+        with BrokerProbe(BrokerPlace.find(access.address(), None), Credential()) as probe:
+            while not done.wait(0.25):
+                probe.publish(f"{PREFIX}/home/all/lease", lease(), retain=True)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def test_an_access_list_that_is_open_is_a_problem_with_its_remedy(told, tmp_path):

@@ -13,7 +13,7 @@ from doctor_rows import levels, the
 
 from protofleet.chaos.processes import namespaces_permitted
 from protofleet.doctor import machine
-from protofleet.doctor.machine import behind
+from protofleet.doctor.machine import behind, beside
 from protofleet.doctor.observations import Level
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -37,6 +37,17 @@ def test_a_clock_behind_what_has_happened_is_told():
     assert told.level is Level.PROBLEM
     assert "this clock says 1970-01-0" in told.text
     assert "timedatectl" in told.remedy
+
+
+def test_a_clock_ahead_of_another_is_told():
+    now = time.time()
+    assert next(beside("that one", now - 60, now)).level is Level.OK
+    (ahead,) = beside("that one", now - 3600, now)
+    (late,) = beside("that one", now + 3600, now)
+    assert ahead.level is late.level is Level.PROBLEM
+    assert "ahead of that one" in ahead.text
+    assert "behind that one" in late.text
+    assert "that one is wrong" in ahead.remedy
 
 
 _ON_A_FULL_DISK = """

@@ -17,6 +17,8 @@ from protofleet.coordinator.sightings import Sightings
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.access import Access, read_trail
 from protofleet.hub.dashboard.app import Dashboard
+from protofleet.hub.dashboard.details import RoundTimes
+from protofleet.hub.dashboard.pages import rounds
 from protofleet.hub.dashboard.pages.alerts import alerts_of
 from protofleet.hub.dashboard.prototypes import read_prototypes
 from protofleet.hub.dashboard.records import DeviceView, LoggedEvent, RunSnapshot
@@ -267,3 +269,19 @@ def test_runs_of_one_name_have_keys_of_their_own(tmp_path):
     names = ["a/run", "b/run", "c/sign-in", "d/e f"]
     runs = [WatchedRun("", tmp_path / name) for name in names]
     assert run_keys(runs) == ["run", "run-2", "sign-in-2", "e-f"]
+
+
+def test_who_is_awaited_straggles_once_it_takes_longer_than_the_others():
+    """And whose round has closed without it; not everybody while the first have just answered."""
+
+    def stragglers(seconds, now_s):
+        times = RoundTimes(
+            round_id=1, opened_s=0.0, seconds=seconds, phases_s={"a": {"train": 1.0}, "b": {}}
+        )
+        run = RunSnapshot(key="home", name="home", folder="run", read_s=0.0)
+        lanes, _ = rounds._lanes(run, times, now_s)
+        return [one.device_id for one in lanes if one.straggles]
+
+    assert stragglers(None, 1.5) == []
+    assert stragglers(None, 30.0) == ["b"]
+    assert stragglers(5.0, 30.0) == ["b"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from metrics_of_a_run import GRAFANA, expressions, registry, snapshot
+from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_strict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_strictly
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,70 +15,16 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from protofleet.federation.records import PrivacyRecord, RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.access import Access
-from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
+from protofleet.hub.dashboard.records import DeviceView
 from protofleet.hub.dashboard.watch import Watch, WatchedRun
-from protofleet.hub.metrics import MOST_DEVICES, PATH, MetricsPage, RunCollector, metrics_token
-
-_GRAFANA = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
-
-
-def _run(**changes):
-    scores = Scores(
-        personalisation={
-            "accuracy": Spread(mean=0.75, std=0.1),
-            "macro_f1": Spread(mean=float("nan"), std=0.0),
-        },
-        own_loss=Spread(mean=0.5, std=0.1),
-    )
-    rounds = [
-        RoundRecord(
-            round_id=number,
-            final=False,
-            seconds=seconds,
-            participants=2,
-            bytes_up=0,
-            bytes_down=0,
-            scores=scores if number == 1 else Scores(),
-            privacy=PrivacyRecord(epsilon=1.5, delta=1e-5, participations=1, clip=1.0, noise=1.0),
-        )
-        for number, seconds in ((1, 0.5), (2, 7.0))
-    ]
-    devices = {
-        "a": DeviceView(device_id="a", state="online", heard_s=100.5, rounds=2, bytes_up=10),
-        'b"\n': DeviceView(device_id='b"\n', state="left", rounds=1, bytes_up=5, bytes_down=7),
-    }
-    current = CurrentRound(
-        round_id=3, phase="open", final=False, size=2, attempt=0, opened_s=50.0, cohort=("a", "b")
-    )
-    given = {
-        "key": "home-2",
-        "name": "home",
-        "folder": "run",
-        "read_s": 0.0,
-        "served": True,
-        "rounds": 5,
-        "committed": tuple(rounds),
-        "current": current,
-        "devices": devices,
-        "event_counts": {"update_rejected": 4, "task_refused": 1},
-        "disk_free_bytes": 9,
-        "disk_bytes": 10,
-    }
-    return RunSnapshot(**(given | changes))
-
-
-def _registry(*runs):
-    registry = CollectorRegistry()
-    registry.register(RunCollector(runs))
-    return registry
+from protofleet.hub.metrics import MOST_DEVICES, PATH, MetricsPage, metrics_token
 
 
 def _samples(*runs):
     """(name, further labels) → value."""
     found = {}
-    for family in text_string_to_metric_families(generate_latest(_registry(*runs)).decode()):
+    for family in text_string_to_metric_families(generate_latest(registry(*runs)).decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("federation") == "home"
@@ -88,7 +34,7 @@ def _samples(*runs):
 
 
 def test_every_figure_of_a_run_is_there():
-    found = _samples(_run())
+    found = _samples(snapshot())
     assert found["protofleet_coordinator_up",] == 1
     assert found["protofleet_round",] == 3
     assert found["protofleet_rounds_planned",] == 5
@@ -114,7 +60,9 @@ def test_every_figure_of_a_run_is_there():
 
 
 def test_what_is_not_known_is_absent_and_not_zero():
-    found = _samples(_run(current=None, committed=(), disk_bytes=0, served=False, trouble="why"))
+    found = _samples(
+        snapshot(current=None, committed=(), disk_bytes=0, served=False, trouble="why")
+    )
     names = {key[0] for key in found}
     assert not names & {"protofleet_score", "protofleet_disk_free_bytes"}
     assert "protofleet_round_opened_timestamp_seconds" not in names
@@ -126,8 +74,8 @@ def test_a_large_fleet_has_no_series_of_single_devices():
         names = (f"d{i}" for i in range(count))
         return {name: DeviceView(device_id=name, heard_s=1.0) for name in names}
 
-    few = _samples(_run(devices=devices(MOST_DEVICES - 1)))
-    many = _samples(_run(devices=devices(MOST_DEVICES)))
+    few = _samples(snapshot(devices=devices(MOST_DEVICES - 1)))
+    many = _samples(snapshot(devices=devices(MOST_DEVICES)))
     assert sum("last_seen" in key[0] for key in few) == MOST_DEVICES - 1
     assert sum("last_seen" in key[0] for key in many) == 0
     assert many["protofleet_devices", ("state", "unknown")] == MOST_DEVICES
@@ -135,7 +83,7 @@ def test_a_large_fleet_has_no_series_of_single_devices():
 
 def test_the_names_keep_prometheus_conventions():
     """Its strict parser takes them; counters end in _total, times and sizes in their base unit."""
-    text = generate_strict(_registry(_run(), _run(key="home-3"))).decode()
+    text = generate_strict(registry(snapshot(), snapshot(key="home-3"))).decode()
     families = list(parse_strictly(text))
     assert len(families) == 14
     for family in families:
@@ -146,23 +94,13 @@ def test_the_names_keep_prometheus_conventions():
             assert family.name.endswith("_timestamp_seconds")
 
 
-def _expressions(part):
-    if isinstance(part, dict):
-        yield from (text for name, text in part.items() if name in ("expr", "query") and text)
-        for inner in part.values():
-            yield from _expressions(inner)
-    elif isinstance(part, list):
-        for inner in part:
-            yield from _expressions(inner)
-
-
 def test_the_grafana_dashboard_asks_only_for_what_there_is():
-    dashboard = json.loads(_GRAFANA.read_text())
+    dashboard = json.loads(GRAFANA.read_text())
     samples = {}
-    for family in text_string_to_metric_families(generate_latest(_registry(_run())).decode()):
+    for family in text_string_to_metric_families(generate_latest(registry(snapshot())).decode()):
         for sample in family.samples:
             samples.setdefault(sample.name, set()).update(sample.labels)
-    asked = [text for text in _expressions(dashboard) if "protofleet_" in str(text)]
+    asked = [text for text in expressions(dashboard) if "protofleet_" in str(text)]
     queries = [text for text in asked if isinstance(text, str)]
     names = {name for text in queries for name in re.findall(r"protofleet_\w+", text)}
     assert names <= samples.keys()
@@ -180,6 +118,30 @@ def test_the_grafana_dashboard_asks_only_for_what_there_is():
     assert len(set(ids)) == len(ids)
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert all(x + w <= 24 for _, w, x, _ in places)
+
+
+def test_the_grafana_dashboard_has_the_form_of_its_schema():
+    """What Grafana's published types (package ``@grafana/schema``, 13.2.3) ask for."""
+    dashboard = json.loads(GRAFANA.read_text())
+    assert isinstance(dashboard["schemaVersion"], int)
+    assert 8 <= len(dashboard["uid"]) <= 40
+    assert dashboard["timezone"] == "browser"
+    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    assert {name: one["type"] for name, one in variables.items()} == {
+        "source": "datasource",
+        "federation": "query",
+    }
+    assert all(
+        {"text", "value"} <= one.get("current", {"text": "", "value": ""}).keys()
+        for one in variables.values()
+    )
+    for panel in dashboard["panels"]:
+        assert panel["type"] in {"stat", "timeseries", "table"}
+        assert panel["gridPos"].keys() == {"h", "w", "x", "y"}
+        assert panel["fieldConfig"].keys() == {"defaults", "overrides"}
+        for target in panel["targets"]:
+            assert target["datasource"] == {"type": "prometheus", "uid": "${source}"}
+            assert target["refId"]
 
 
 @pytest.fixture

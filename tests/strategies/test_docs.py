@@ -19,6 +19,7 @@ from protofleet.strategies.optimisers import Adam, Sgd
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs" / "strategies.md"
+_EACH = _ROOT / "docs" / "algorithms.md"
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_
 
 
 def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
-    text = _DOCS.read_text()
+    text = _DOCS.read_text() + _EACH.read_text()
     named = [kind for module in _MODULES for kind in vars(module).values()]
     kinds = {kind for kind in named if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
     assert kinds >= {fedali.FedAliSettings, fedavg.FedAvgSettings}

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from report.fake_run import write_comparison as add_methods
 from report.fake_run import write_run
 from web.node import skip
 
@@ -19,6 +20,7 @@ def test_a_reader_uses_all_that_the_pages_offer(node, tmp_path):
     if shutil.which("chromium") is None:
         skip("needs Chromium: apt install chromium")
     folders = [write_run(tmp_path / f"seed-{seed}", devices=5, seed=seed) for seed in (0, 1)]
+    add_methods(folders[0])
     report, comparison = write_report(folders[0]), tmp_path / "comparison.html"
     runs = [(one.name, one, load_record(one / "result.json", RunRecord)) for one in folders]
     write_comparison(runs, comparison)

@@ -6,8 +6,8 @@
  * URL is of a run: http://localhost:8080/dashboard/RUN. Pictures go into FOLDER. With BUNDLE, every action that a page
  * offers is driven in place of that: the run is paused and resumed, a device invited and revoked, BUNDLE published, let
  * go on after its first stage, and taken back; at the end the run is stopped and the operator signs out. Ends with
- * status 1 if there is a violation, an error in a page, a page that is wider than the window, or an action of a page that
- * was not driven.
+ * status 1 if there is a violation, an error in a page, a page that is wider than the window, a table that has to be moved
+ * sideways at 360 pixels, or an action of a page that was not driven.
  */
 
 import { mkdirSync } from "node:fs";
@@ -16,6 +16,7 @@ import { chromium, type Page } from "playwright-core";
 
 import { findChromium } from "../test/browser.ts";
 import { violations } from "./axe.ts";
+import { cutOff } from "./narrow.ts";
 
 const [url = "", token = "", folder = "", bundle = ""] = process.argv.slice(2);
 const WIDTHS = [360, 1280];
@@ -180,6 +181,7 @@ async function lookAt(page: Page, where: string, width: number): Promise<void> {
   for (const line of await violations(page)) isWrong(`${where}: ${line}`);
   const wide = await page.evaluate("document.documentElement.scrollWidth");
   if ((wide as number) > width) isWrong(`${where}: ${wide} pixels wide`);
+  if (width === 360) for (const name of await cutOff(page)) isWrong(`${where}: '${name}' is wider than the screen`);
   await page.screenshot({ path: join(folder, `dashboard-${where}.png`), fullPage: true });
 }
 
@@ -187,7 +189,7 @@ const browser = await chromium.launch({ executablePath: findChromium()!, args: [
 try {
   mkdirSync(folder, { recursive: true });
   const page = await (await browser.newContext()).newPage();
-  page.setDefaultTimeout(10_000);
+  page.setDefaultTimeout(30_000);
   page.on("pageerror", (error) => isWrong(`${page.url()}: ${error.message}`));
   page.on("console", (line) => { if (line.type() === "error") isWrong(`${page.url()}: ${line.text()}`); });
   await signIn(page);

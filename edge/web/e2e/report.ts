@@ -5,7 +5,7 @@
  *
  * Presses every heading of every table that sorts, twice, and chooses every device's confusion matrix. Pictures go into
  * FOLDER. Ends with status 1 if something is not sorted or shows other counts than the file has, if axe-core finds a
- * violation, or if a page has an error or is wider than the window.
+ * violation, or if a page has an error, is wider than the window, or has a table that must be moved sideways at 400 pixels.
  */
 
 import { basename, join, resolve } from "node:path";
@@ -14,6 +14,7 @@ import { chromium, type Locator, type Page } from "playwright-core";
 
 import { findChromium } from "../test/browser.ts";
 import { violations } from "./axe.ts";
+import { cutOff } from "./narrow.ts";
 
 const [folder = "", ...files] = process.argv.slice(2);
 const WIDTHS = [400, 1280];
@@ -84,6 +85,7 @@ async function lookAt(page: Page, name: string): Promise<void> {
       for (const line of await violations(page)) isWrong(`${where}: ${line}`);
       const wide = (await page.evaluate("document.documentElement.scrollWidth")) as number;
       if (wide > width) isWrong(`${where}: ${wide} pixels wide`);
+      if (width === 400) for (const table of await cutOff(page)) isWrong(`${where}: '${table}' is wider than the screen`);
       await page.screenshot({ path: join(folder, `${where}.png`), fullPage: true });
     }
   }

@@ -191,7 +191,7 @@ def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
             yield Alert(
                 level="problem" if until < now_s + _DAY_S else "warning",
                 what=f"certificate {path.name} of the broker {_ends(until, now_s)}",
-                remedy="protofleet broker renew",
+                remedy=f"protofleet broker init --renew {path.parent}, and reload the broker",
             )
     try:
         ending = [

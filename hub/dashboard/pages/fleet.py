@@ -22,6 +22,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[DeviceView], Any]]] = {
     "round": ("Last round", lambda one: one.last_round or None),
     "score": ("Own score", lambda one: one.score),
     "loss": ("Loss", lambda one: one.loss),
+    "backend": ("Backend", lambda one: one.backend or None),
     "train": ("Step ms", lambda one: one.train_step_ms),
     "up": ("Sent", lambda one: one.bytes_up or None),
     "down": ("Received", lambda one: one.bytes_down or None),

@@ -116,7 +116,7 @@ def _open(run: RunSnapshot, current: CurrentRound) -> str:
 
 def _reasons(members: list[Cell]) -> tuple[str, ...]:
     counted = Counter(cell.text for cell in members if cell.look != "done")
-    return tuple(f"{count} {text}" for text, count in counted.most_common())
+    return tuple(f"{text}: {count}" for text, count in counted.most_common())
 
 
 def _between(run: RunSnapshot) -> str:

@@ -111,14 +111,15 @@ def _lanes(run: RunSnapshot, times: RoundTimes, now_s: float) -> tuple[list[Lane
     lanes = []
     for name, phases in times.phases_s.items():
         own = seconds[name]
-        late = own is None or own > max(_STRAGGLES * middle, middle + _LATE_S)
+        late = max(_STRAGGLES * middle, middle + _LATE_S)
+        given_up = own is None and not is_open
         lanes.append(
             Lane(
                 device_id=name,
                 segments=_segments(phases, own, until, scale),
                 seconds=own,
                 text=_text(run, times, name, own),
-                straggles=bool(known) and late,
+                straggles=bool(known) and (given_up or (until if own is None else own) > late),
             )
         )
     lanes.sort(key=lambda one: -(until + 1 if one.seconds is None else one.seconds))

@@ -5,6 +5,8 @@ import type { Evaluation, Statistics, TaskName, Update } from "../strategies/typ
 
 /** Of the latencies that travel with an update. */
 export const MAX_SAMPLES = 200;
+/** Who runs the bundle's programs: ONNX Runtime Web. */
+const BACKEND = "onnx-web";
 
 /** What a round cost; milliseconds and seconds. */
 export interface Costs {
@@ -53,7 +55,7 @@ export function updateRecord(
 }
 
 function costsRecord({ trainStepMs, inferMs, phasesS }: Costs): object {
-  return { train_step_ms: thinned(trainStepMs), infer_ms: thinned(inferMs), phases_s: phasesS };
+  return { train_step_ms: thinned(trainStepMs), infer_ms: thinned(inferMs), phases_s: phasesS, backend: BACKEND };
 }
 
 function evaluationRecord({ own, ownLoss, more }: Evaluation, task: TaskName): string {
