@@ -29,6 +29,7 @@ from protofleet.edge.decide import (
     progress_of,
 )
 from protofleet.edge.identity import Identity
+from protofleet.edge.journal import Pending
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
@@ -66,6 +67,7 @@ from protofleet.wire.messages import (
     TransferOffer,
 )
 from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.transfer import transfer_id as transfer_of
 
 _log = logging.getLogger(__name__)
 
@@ -255,6 +257,7 @@ class Agent:
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
         self._upgrades.announced(announcement)
+        self._take_receipt(announcement)
         if announcement.round_id - announcement.staleness > self._progress().round_id:
             self._end_round(f"round {self._progress().round_id} is over")
         if announcement.phase != "finished":
@@ -601,13 +604,26 @@ class Agent:
 
     def _on_delivered(self, event: Delivered) -> None:
         pending = self._store.journal.pending
-        if pending is None or pending.update.sha256 != event.offer.sha256:
+        if pending is not None and pending.update.sha256 == event.offer.sha256:
+            self._count_round(pending, event.offer.transfer_id)
+
+    def _take_receipt(self, announcement: Announcement) -> None:
+        """The run may have ended before this device heard that its last update was taken."""
+        pending = self._store.journal.pending
+        if pending is None:
             return
+        sent = transfer_of(pending.update.sha256, self._store.device_id, pending.round_id)
+        if announcement.has_receipt(sent):
+            self._endpoint.cancel(sent)
+            self._count_round(pending, sent)
+
+    def _count_round(self, pending: Pending, transfer: str) -> None:
+        """The coordinator has the round's update: its state is this device's from now on."""
         self._store.commit_delivered()
         self._count_bytes()
         up, down = self._store.counters.totals
         figures = {"update_bytes": pending.update.bytes, "bytes_up": up, "bytes_down": down}
-        ids = {"round_id": pending.round_id, "transfer_id": event.offer.transfer_id}
+        ids = {"round_id": pending.round_id, "transfer_id": transfer}
         self._report("delivered", {**ids, **figures})
         self._heartbeat("idle")
         self._become_idle()
