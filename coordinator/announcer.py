@@ -6,6 +6,7 @@ from typing import Literal
 
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.operation import Operation
+from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.roll_call import RollCall
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
@@ -30,6 +31,7 @@ class Announcer:
         roll_call: that devices answer.
         operation: what the operator wants.
         rollouts: other bundles than the run's, and statements about them.
+        receipts: that devices may not have heard.
         lease: without which another coordinator may serve the same federation.
     """
 
@@ -41,11 +43,12 @@ class Announcer:
         roll_call: RollCall,
         operation: Operation,
         rollouts: Rollouts,
+        receipts: Receipts,
         lease: Lease | None,
     ) -> None:
         self._endpoint, self.boot_id = endpoint, boot_id
         self._roll_call, self._operation, self._lease = roll_call, operation, lease
-        self._rollouts = rollouts
+        self._rollouts, self._receipts = rollouts, receipts
 
     @property
     def idle(self) -> bool:
@@ -68,6 +71,8 @@ class Announcer:
         if self.idle:
             return
         self._roll_call.met(len(state.live))
+        finished = state.phase is RoundPhase.FINISHED
+        unheard = self._receipts.unheard(self._endpoint.chunk_bytes) if finished else ()
         self._endpoint.publish(
             Announcement(
                 federation=plan.config.federation,
@@ -85,6 +90,7 @@ class Announcer:
                 bundles=self._rollouts.bundles,
                 withdrawal=self._rollouts.withdrawal,
                 staleness=plan.config.schedule.patience,
+                receipts=unheard,
             )
         )
 

@@ -7,6 +7,7 @@ import time
 from protofleet.coordinator.held import HeldDevices
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Totals
+from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
@@ -34,6 +35,7 @@ class Attendance:
         registry: of devices.
         totals: what they say that they have paid.
         roll_call: called for devices that are not known.
+        receipts: told who has heard its own.
         reporter: told what happens.
     """
 
@@ -45,11 +47,12 @@ class Attendance:
         registry: Registry,
         totals: ReportedTotals,
         roll_call: RollCall,
+        receipts: Receipts,
         reporter: Reporter,
     ) -> None:
         self._rounds, self._ledger = rounds, ledger
         self._registry, self._totals, self._roll_call = registry, totals, roll_call
-        self._reporter = reporter
+        self._receipts, self._reporter = receipts, reporter
         self._class_counts = ledger.devices.registered()
         self._refused = ledger.devices.refused()
         self._held = HeldDevices(ledger.devices)
@@ -132,6 +135,7 @@ class Attendance:
         known = self._registry.fits(device_id)
         if known:
             self._sightings.beat(device_id, heartbeat)
+            self._receipts.on_heartbeat(device_id, heartbeat)
             self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._rounds.state.round_id:
             totals = Totals(

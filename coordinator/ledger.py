@@ -257,6 +257,14 @@ class Ledger:
             for device_id, transfer_id, record, norms in rows
         ]
 
+    def last_accepted(self) -> list[tuple[str, int, str]]:
+        """Device, round and transfer of each device's latest update, the latest rounds first."""
+        rows = self._db.execute(
+            "SELECT device_id, max(round_id), transfer_id FROM members"
+            " WHERE transfer_id IS NOT NULL GROUP BY device_id ORDER BY 2 DESC, device_id"
+        )
+        return rows.fetchall()
+
     def admissions(self) -> list[Admission]:
         """All accepted updates, in the order in which they were admitted."""
         rows = self._db.execute(

@@ -22,6 +22,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.operation import Operation
+from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
@@ -109,12 +110,14 @@ class Service:
             plan=plan,
             sink=sink,
         )
+        receipts = Receipts(ledger)
         self._announcer = Announcer(
             endpoint,
             boot_id,
             roll_call=self._roll_call,
             operation=self._operation,
             rollouts=self._rollouts,
+            receipts=receipts,
             lease=lease,
         )
         self._rounds = make_rounds(
@@ -135,6 +138,7 @@ class Service:
             registry=self._registry,
             totals=totals,
             roll_call=self._roll_call,
+            receipts=receipts,
             reporter=self._reporter,
         )
 

@@ -3,7 +3,7 @@
 Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
 """
 
-from protofleet.edge.agent import Report
+from protofleet.edge.current_round import Report
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.local_data import load_local_data
 from protofleet.edge.personal import PersonalModel, open_bundle, open_personal

@@ -14,8 +14,9 @@ from typing import Any
 
 from protofleet.bundle import Bundle
 from protofleet.durable import write_whole
-from protofleet.edge.agent import Agent, Report
+from protofleet.edge.agent import Agent
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
+from protofleet.edge.current_round import Report
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.log_tail import log_tail

@@ -17,6 +17,7 @@ from protofleet.wire.messages import MOST_LOG_CHARS
 
 _SAYING_NO_DATA = (
     "protofleet.edge.agent",
+    "protofleet.edge.current_round",
     "protofleet.edge.move",
     "protofleet.edge.participation",
     "protofleet.edge.presence",

@@ -49,12 +49,14 @@ def activity(run: RunSnapshot, device: DeviceView) -> str:
 
     Returns:
         ``receive``, ``train``, ``send``; ``done`` (its update counts in the open round),
-        ``invited`` (to it, and nothing of it was heard since), ``waiting`` (for a round), or its
-        state where that is not ``online``.
+        ``invited`` (to it or to an earlier one that may be answered late, and nothing of it was
+        heard since), ``waiting`` (for a round), or its state where that is not ``online``.
     """
     if device.state != "online":
         return device.state
     current = run.current
+    if current is not None and device.device_id in current.late:
+        return device.phase if device.phase in _BUSY else "invited"
     if current is None or current.phase == "committed":
         return "waiting"
     if device.device_id in current.delivered:
@@ -97,7 +99,7 @@ def _rank(pair: tuple[str, int]) -> int:
 
 def _slowest(run: RunSnapshot, doing: dict[str, str]) -> list[str]:
     """Whom the round waits for, the longest in what it does first; else who cannot take part."""
-    missing = run.current.missing if run.current is not None else ()
+    missing = (*run.current.missing, *run.current.late) if run.current is not None else ()
     awaited = [run.devices[name] for name in missing if name in run.devices]
     away = [run.devices[name] for name, what in doing.items() if what in ("held", "refused")]
     rest = [one for one in away if one.device_id not in missing]

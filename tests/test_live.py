@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
@@ -59,6 +60,19 @@ def test_each_device_says_where_it_is_in_the_round():
     assert lines[3].split() == ["a", "trains", "1:15", "1.5", "kB", "0", "B", "0.8125"]
     assert "held: battery" in lines[6]
     assert "refused: bundle" in lines[7]
+
+
+@pytest.mark.parametrize("phase", ["open", "committed"])
+def test_who_trains_for_an_earlier_round_does_not_wait(phase):
+    """In a buffered schedule rounds come and go while a slow device is busy with its task."""
+    fleet = (_device("a", "train"), _device("b", "idle"), _device("c", "idle"))
+    run = _run(*fleet, delivered=["c"])
+    run = structs.replace(
+        run, current=structs.replace(run.current, phase=phase, cohort=("c",), late=("a", "b"))
+    )
+    doing = [activity(run, device) for device in fleet]
+    assert doing == ["train", "invited", "done" if phase == "open" else "waiting"]
+    assert [line.split()[0] for line in _lines(run, rows=2)[3:]] == ["a", "b"]
 
 
 def test_many_devices_fold_into_counts_and_those_that_are_waited_for_longest():

@@ -82,6 +82,11 @@ class CoordinatorEndpoint(Endpoint):
         link = Link(LinkOptions(broker=broker, filters=topics.coordinator_filters()))
         return cls(link, topics, folder, limits, protection)
 
+    @property
+    def chunk_bytes(self) -> int:
+        """Most data of a chunk that the broker takes."""
+        return self._link.chunk_bytes
+
     def publish(self, announcement: Announcement) -> bool:
         """Tell all devices, present and to come, where the federation stands.
 

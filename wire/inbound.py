@@ -65,6 +65,8 @@ class InboundTransfer:
         self._missing = self.count
         self._cursor = 0
         self._flying: dict[int, int] = {}
+        self._late: dict[int, int] = {}
+        self._asked_again: set[int] = set()
         self._asks = 0
         self._silent_asks = 0
         self._failures = 0
@@ -131,18 +133,33 @@ class InboundTransfer:
     def ask(self, now: float) -> Need:
         """Take all that was in flight for lost and start again with a small window."""
         self._listening = False
+        self._forget_late()
         self._land(list(self._flying))
         self._window = min(START_WINDOW, self._window)
         self._last = now
         return self._need(now) or self._alive()
 
     def silent(self, now: float) -> Need | None:
-        """``due`` has come: ask again with a smaller window; None: it is no use."""
+        """``due`` has come: ask again with a smaller window; None: it is no use.
+
+        What was asked for may be lost, or late: it is not asked for a second time before the first
+        of it comes, but for its end. A link keeps the order, so if the end comes first, the rest is
+        lost; and if the rest begins to come, it was late, and nothing need be asked for.
+        """
         self._silent_asks += 1
         if self._silent_asks > SILENT_ASKS_MAX:
             return None
         self._window = max(MIN_WINDOW, self._window // 2)
-        return self.ask(now)
+        self._late |= self._flying
+        if not self._late:
+            return self.ask(now)
+        self._window = min(START_WINDOW, self._window)
+        self._land(list(self._flying))
+        self._last = now
+        left = sorted(self._late.keys() - self._asked_again) or sorted(self._late)
+        again = left[-self._window :]
+        self._asked_again.update(again)
+        return self._request(again, now)
 
     def take(self, chunk: Chunk, now: float) -> Need | None:
         """Store a chunk; repeated ones change nothing. Returns what to ask for next, if due.
@@ -170,9 +187,7 @@ class InboundTransfer:
         self._state[chunk.index] = _HERE
         self._missing -= 1
         self._observe(now)
-        ask = self._flying.pop(chunk.index, None)
-        if ask is not None:
-            self._notice_losses(ask)
+        self._arrived(chunk.index)
         self.due = now + self._patience()
         return self._need(now) if self._missing and not self._listening else None
 
@@ -260,6 +275,22 @@ class InboundTransfer:
         wait: float = usual * 2.0**self._silent_asks
         return min(wait, SILENCE_MAX_S)
 
+    def _arrived(self, index: int) -> None:
+        """Conclude from a chunk that is here now what is lost, late, or on its way."""
+        ask, late = self._flying.pop(index, None), self._late.pop(index, None)
+        if ask is not None:
+            self._forget_late()
+            self._notice_losses(ask)
+        elif late is not None and index not in self._asked_again:
+            for other, earlier in self._late.items():
+                if self._state[other] == _WANTED:
+                    self._state[other], self._flying[other] = _FLYING, earlier
+            self._forget_late()
+
+    def _forget_late(self) -> None:
+        self._late.clear()
+        self._asked_again.clear()
+
     def _notice_losses(self, ask: int) -> None:
         # Packets keep their order on one connection, so what an ask two before this one still
         # misses is lost; one before is spared because a little reordering does happen.
@@ -280,11 +311,12 @@ class InboundTransfer:
         if room < max(1, self._window // 2):
             return None
         wanted = self._pick(room)
-        if not wanted:
-            return None
+        return self._request(wanted, now) if wanted else None
+
+    def _request(self, wanted: list[int], now: float) -> Need:
         self._asks += 1
         for index in wanted:
-            self._flying[index] = self._asks
+            self._state[index], self._flying[index] = _FLYING, self._asks
         self.due = now + self._patience()
         missing = ranges_of(wanted)
         return Need(transfer_id=self.offer.transfer_id, missing=missing, credit=len(wanted))
@@ -306,7 +338,6 @@ class InboundTransfer:
             if index < 0:
                 break
             wanted.append(index)
-            self._state[index] = _FLYING
             self._cursor = index + 1
         return wanted
 

@@ -29,6 +29,12 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 """What is kept of a peer fits memory, however many there are."""
 
 
+ReceiptName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
+"""The first digits of a transfer id."""
+RECEIPT_DIGITS = 12
+MOST_RECEIPTS = 2048
+"""In an announcement: half of a packet."""
+
 Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 """Of a device's owner, for taking part: ``charging``, ``network``, …"""
 
@@ -123,7 +129,9 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     take part, while another takes the place of ``bundle`` or was taken back; ``withdrawal``: their
     signer's statement that devices go back to ``bundle``. ``staleness``: by how many rounds an
     update may be late and count: a device goes on with its task so long. Announcements may be half
-    of that apart. ``handshake``: where the federation has keys.
+    of that apart. ``receipts``: of a ``finished`` run, by the first 12 digits of the transfer ids:
+    updates that were taken, and whose devices may not have heard that. ``handshake``: where
+    the federation has keys.
     """
 
     federation: Word
@@ -142,7 +150,12 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     bundles: Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)] = ()
     withdrawal: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     staleness: Annotated[int, msgspec.Meta(ge=0, le=MOST_STALENESS)] = 0
+    receipts: Annotated[tuple[ReceiptName, ...], msgspec.Meta(max_length=MOST_RECEIPTS)] = ()
     handshake: CoordinatorHandshake | None = None
+
+    def has_receipt(self, transfer_id: str) -> bool:
+        """Whether an update was taken, by what is said here."""
+        return transfer_id[:RECEIPT_DIGITS] in self.receipts
 
 
 class LeaseRecord(Message, frozen=True, kw_only=True, tag="lease"):

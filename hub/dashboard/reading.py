@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from protofleet.coordinator.control import Order, is_served, read_order
+from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.run_rows import FORMAT
 from protofleet.coordinator.sightings import SightingsReader
@@ -30,6 +31,7 @@ from protofleet.federation.records import (
     Scores,
     UpdateRecord,
 )
+from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.hub.dashboard.event_stream import EventStream
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.strategies import DESCRIPTIONS
@@ -346,6 +348,7 @@ class _LedgerReader:
             opened_s=opened_s,
             cohort=tuple(device_id for (device_id,) in members),
             delivered=frozenset(device_id for (device_id,) in delivered),
+            late=() if final else self._late(db, round_id + (phase == "committed")),
         )
         invited = db.execute(
             "SELECT rowid, device_id FROM members WHERE rowid > ?", (self._invited_row,)
@@ -353,6 +356,15 @@ class _LedgerReader:
         for rowid, device_id in invited:
             self._invited_row = max(rowid, self._invited_row)
             self.invited.add(device_id)
+
+    def _late(self, db: sqlite3.Connection, awaited: int) -> tuple[str, ...]:
+        """Devices whose task is of an earlier round than the awaited one, and not too old."""
+        told = self.identity.get("schedule", "{}")
+        patience = msgspec.json.decode(told, type=ScheduleSettings).patience
+        if not patience:
+            return ()
+        tasks = DeviceRows(db).late(awaited)
+        return tuple(sorted(one for one, task in tasks.items() if awaited - task <= patience))
 
     def _read_totals(self, db: sqlite3.Connection) -> None:
         rows = db.execute(

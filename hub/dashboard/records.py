@@ -67,6 +67,7 @@ class CurrentRound(msgspec.Struct, frozen=True, kw_only=True):
         attempt: how often it was extended.
         opened_s, deadline_s: Unix seconds; no deadline: none is known.
         cohort: who was invited; ``delivered``: whose update counts in it.
+        late: whose update of an earlier round's task may still come, and count in it or the next.
     """
 
     round_id: int
@@ -78,6 +79,7 @@ class CurrentRound(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     cohort: tuple[str, ...] = ()
     delivered: frozenset[str] = frozenset()
+    late: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:

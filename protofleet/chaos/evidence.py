@@ -47,20 +47,11 @@ class Evidence:
         return again + len(self.counted) - len(set(self.counted.values()))
 
     def same_bits(self, other: Evidence) -> bool:
-        """Whether every update, every state of the server and every device's model are equal.
-
-        A device whose last receipt never came, because the run was over, has dropped that round, as
-        it must: its model is not asked for.
-        """
-        last: dict[str, int] = {}
-        for device, number in self.counted:
-            last[device] = max(number, last.get(device, 0))
-        told = {device for device, number in last.items() if (device, number) in self.receipts}
-        models = {device: other.models.get(device) for device in told}
+        """Whether every update, every state of the server and every device's model are equal."""
         return (
             dict(self.states) == dict(other.states)
             and dict(self.counted) == dict(other.counted)
-            and models == {device: self.models.get(device) for device in told}
+            and dict(self.models) == dict(other.models)
         )
 
 

@@ -44,6 +44,7 @@ class Setup:
         folder: of this federation; must not exist.
         rounds: how many.
         disks: whether its processes have small disks of their own.
+        broadcast_from: a payload that so many devices get travels to all at once; 0: never.
         seed: of its links.
         limit_s: how long it may take.
     """
@@ -53,6 +54,7 @@ class Setup:
     folder: Path
     rounds: int
     disks: bool = False
+    broadcast_from: int = 2
     seed: int = 0
     limit_s: float = 600.0
 
@@ -224,7 +226,7 @@ class ChaosFederation:
                 "settings": {**training, **setup.method.settings},
             },
             "cohort": {"minimum": len(DEVICES)},
-            "limits": {"broadcast_from": 2},
+            "limits": {"broadcast_from": setup.broadcast_from},
             "round": {"deadline_s": 20.0, "quorum": _BUFFER if buffered else len(DEVICES)},
             "schedule": {"kind": "buffered", "buffer": _BUFFER} if buffered else {},
             "liveness": {"silent_after_s": 30.0, "grace_s": 600.0, "farewell_s": 2.0, "lease_s": 2},

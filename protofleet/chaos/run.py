@@ -60,6 +60,7 @@ class Options:
         rounds: of each federation.
         injections: faults of each round.
         seed: of the schedule of faults.
+        broadcast_from: as in ``limits`` of a federation file.
         folder: where files stay; None: nowhere. Bundles that are there are used again.
     """
 
@@ -68,6 +69,7 @@ class Options:
     rounds: int = 12
     injections: int = 6
     seed: int = 0
+    broadcast_from: int = 2
     folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ def run(options: Options) -> Iterator[FaultResult]:
                 folder=folder / "runs" / f"{fault.name if fault else 'undisturbed'}-{strategy}",
                 rounds=options.rounds,
                 disks=fault is not None and fault.disks,
+                broadcast_from=options.broadcast_from,
                 seed=options.seed,
             )
             return _federation(setup, server, fault, options, calm.get(strategy))

@@ -47,6 +47,14 @@ def _names(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the schedule of faults.")
 @click.option(
+    "--broadcast-from",
+    metavar="N",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="A payload for N devices or more travels to all at once; 0: never.",
+)
+@click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the files there; bundles that are there are used again.",
@@ -62,6 +70,7 @@ def chaos(
     rounds: int,
     injections: int,
     seed: int,
+    broadcast_from: int,
     folder: Path | None,
     json_file: Path | None,
     out: Path | None,
@@ -85,6 +94,7 @@ def chaos(
         rounds=rounds,
         injections=injections,
         seed=seed,
+        broadcast_from=broadcast_from,
         folder=folder,
     )
     click.echo(_LINE.format(*_HEAD))

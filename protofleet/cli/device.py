@@ -27,7 +27,7 @@ from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
-    from protofleet.edge.agent import Report
+    from protofleet.edge.current_round import Report
     from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)

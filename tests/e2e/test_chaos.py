@@ -63,6 +63,8 @@ def test_faults_of_every_layer_change_no_bit(models, tmp_path):
         "2",
         "--injections",
         "3",
+        "--broadcast-from",
+        "3",
     ]
     files = ["--folder", models, "--json", tmp_path / "rows.json", "--out", tmp_path / "page.md"]
     done = subprocess.run(
@@ -81,6 +83,8 @@ def test_faults_of_every_layer_change_no_bit(models, tmp_path):
         assert row["injected"] >= 4
         assert row["rounds_completed"] == 4
         assert (row["lost"], row["counted_twice"], row["same_bits"]) == (0, 0, True)
+    file = models / "runs" / "network-cut-fedavg" / "federation.toml"
+    assert "broadcast_from = 3" in file.read_text()
     assert "| `network-cut` |" in (tmp_path / "page.md").read_text()
 
 

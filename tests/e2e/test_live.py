@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from threading import Thread
 
 import pytest
@@ -56,6 +58,27 @@ class _Terminal:
     def finish(self):
         assert self.process.wait() == 0, self.lines
         self._thread.join()
+
+
+def test_who_is_late_in_a_buffered_run_is_seen_at_its_task(make_federation, tmp_path, key):
+    """A device stands still behind its first task while the other makes one state after another."""
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=4000, extra='[schedule]\nkind = "buffered"\nbuffer = 1\n')
+    command = [sys.executable, "-m", "protofleet", "coordinator", "run", str(federation.file)]
+    terminal = _Terminal([*command, "--trust", str(federation.trust)], 60)
+    try:
+        devices = [federation.start_device(name) for name in federation.devices]
+        devices[1].wait_for(lambda event: event["event"] == "task")
+        devices[1].signal(signal.SIGSTOP)
+        terminal.wait_for("round 9 committed")
+        before = len(terminal.lines)
+        terminal.wait_for("round 19 committed")
+        time.sleep(1.0)
+        seen = {line.split()[1] for line in terminal.lines[before:] if line.startswith("device1")}
+        assert seen <= {"is", "receives", "trains", "sends"}, seen
+        assert seen
+    finally:
+        terminal.process.kill()
 
 
 def test_the_fleet_is_below_the_lines_while_rounds_go_on(make_federation, tmp_path, key):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import tiny_bundle as tiny_bundle_module
 from click.testing import CliRunner
 from tiny_bundle import tiny_bundle
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.cli.coordinator import coordinator as commands
+from protofleet.edge.journal import read_journal
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 
@@ -128,6 +132,41 @@ def _copied(federation, name):
     folder = federation.folder.parent / name
     shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("store-*"))
     return replace(federation, folder=folder)
+
+
+@pytest.mark.slow(seconds=14)
+@pytest.mark.parametrize("ends", ["stays away", "is started again"])
+def test_a_device_killed_before_its_last_receipt_keeps_the_round_that_counts(
+    make_federation, tmp_path, key, ends
+):
+    """The coordinator has ended when it is back, or is started once more behind the end."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    run = make_federation("run", bundle, 2)
+    run.write(rounds=2, extra="[liveness]\ngrace_s = 1.0\n")
+    coordinator = run.start_coordinator()
+    told = run.start_device("device0")
+    untold = run.start_device("device1", _untold(tmp_path, 2))
+    assert coordinator.finish() == 0, coordinator.log
+    assert (told.finish(), untold.finish()) == (0, -signal.SIGKILL)
+    store = run.folder / "store-device1"
+    trained = read_journal(store).pending.state
+    assert trained.round_id == 2
+    if ends == "is started again":
+        again = run.start_coordinator()
+        assert again.finish() == 0, again.log
+    back = run.start_device("device1")
+    assert back.finish() == 0, back.log
+    assert [one["round_id"] for one in back.events if one["event"] == "delivered"] == [2]
+    journal = read_journal(store)
+    assert (journal.stage, journal.state) == ("idle", trained)
+
+
+def _untold(folder, fatal):
+    """A Python whose ``protofleet`` is killed by its receipt for a round."""
+    path, script = folder / "untold", Path(tiny_bundle_module.__file__).with_name("dies_untold.py")
+    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} {fatal} "$@"\n')
+    path.chmod(0o700)
+    return str(path)
 
 
 @pytest.mark.slow(seconds=10)

@@ -14,6 +14,7 @@ import tiny_bundle as tiny_bundle_module
 from click.testing import CliRunner
 from tiny_bundle import PROGRAMS, tiny_bundle
 
+from protofleet.benchmarks._keys import enrol_here
 from protofleet.bundle import Bundle
 from protofleet.cli.bundle import bundle as commands
 from protofleet.edge.journal import bundle_path
@@ -130,6 +131,58 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
         device.terminate()
     numbers = [event["round_id"] for event in _closed(coordinator)]
     assert numbers == sorted(set(numbers))  # none was lost or repeated
+
+
+@pytest.mark.slow(seconds=40)
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_with_keys_a_sick_bundle_goes_back_and_a_sound_one_comes_and_goes(
+    make_federation, tmp_path, key, schedule
+):
+    """In a buffered schedule no round waits for anybody, and devices' tasks overlap the switch."""
+    first, old = _bundle(tmp_path, key, 1)
+    sick, ill = _bundle(tmp_path, key, 2, train=_climbing())
+    sound, new = _bundle(tmp_path, key, 3)
+    run = make_federation("run", first, 3)
+    stores = {name: run.folder / f"store-{name}" for name in run.devices}
+    enrol_here(run.folder / "federation", "home", stores, run.url)
+    buffered = schedule == "buffered"
+    run.write(rounds=5000, extra='[schedule]\nkind = "buffered"\nbuffer = 2\n' * buffered)
+    run.file.write_text('keys = "federation"\n' + run.file.read_text())
+    coordinator = run.start_coordinator()
+    devices = {name: run.start_device(name) for name in run.devices}
+    _await_rounds(coordinator, 3)
+
+    _say("publish", run.file, sick)
+    coordinator.wait_for(_of("bundle_rollout", bundle=ill, state="taken_back"))
+    told = _say("status", run.file)
+    failed = [one for one in told["devices"] if one["state"] == "failed"]
+    assert (told["active"], [one["rule"] for one in failed]) == (old, ["health"])
+    devices[failed[0]["device_id"]].wait_for(_of("switched", bundle=old, taken_back=True))
+    _await_rounds(coordinator)
+
+    _say("publish", run.file, sound)
+    coordinator.wait_for(_of("bundle_switched", bundle=new, former=old))
+    coordinator.wait_for(_of("started", bundle=new, sequence=3))
+    _await_rounds(coordinator, 4)
+    told = _say("status", run.file)
+    assert (told["active"], told["counts"]) == (new, {"confirmed": 3})
+
+    signing = tmp_path / "signing-key.pem"
+    _write_key(signing, key)
+    assert _say("rollback", run.file, "--key", signing)["active"] == old
+    for device in devices.values():
+        device.wait_for(_of("switched", bundle=old, former=new, taken_back=True))
+    _await_rounds(coordinator, 4)
+    for process in (coordinator, *devices.values()):
+        process.terminate()
+    numbers = [event["round_id"] for event in _closed(coordinator)]
+    assert numbers == list(range(1, numbers[-1] + 1))
+    counted = [
+        (event["device_id"], event["round_id"])
+        for event in coordinator.events
+        if event["event"] == "update_received"
+    ]
+    assert len(counted) == len(set(counted))
 
 
 @pytest.mark.slow(seconds=40)

@@ -21,7 +21,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.edge import agent
+from protofleet.edge import agent, current_round
 from protofleet.edge.agent import Agent
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
@@ -267,7 +267,8 @@ def _own(seed, n=40):
 @pytest.fixture
 def device(world, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(agent, "time", clock)
+    for module in (agent, current_round):
+        monkeypatch.setattr(module, "time", clock)
     return Device(world, clock)
 
 

@@ -338,6 +338,43 @@ def test_at_the_finish_a_device_leaves_and_keeps_its_state(device):
     assert device.journal.state.round_id == 1
 
 
+def _finished_with(device, *transfers, retained=True):
+    """The announcement of a run that has ended, and has taken these updates."""
+    receipts = tuple(transfer[:12] for transfer in transfers)
+    return _last_round(device, phase="finished", retained=retained, receipts=receipts)
+
+
+def test_a_round_whose_receipt_only_the_announced_end_tells_counts(device):
+    """Killed before its receipt; the coordinator has gone home meanwhile."""
+    device.play(CONNECTED, device.round())
+    update = device.endpoint.sent[-1].offer.transfer_id
+    trained = device.journal.pending.state
+    endpoint = device.play(CONNECTED, _finished_with(device, "ab" * 16, update), told=False)
+    assert device.left
+    assert (device.journal.stage, device.journal.state) == ("idle", trained)
+    assert device.said("delivered")[0]["transfer_id"] == update
+    assert update in endpoint.cancelled
+    assert ("idle", 1) in [(h.phase, h.round_id) for h in endpoint.published[1:-1]]
+
+
+def test_an_announced_end_without_its_receipt_drops_the_round(device):
+    device.play(CONNECTED, device.round())
+    device.play(CONNECTED, _finished_with(device, "ab" * 16), QUIET, told=False)
+    assert device.left
+    assert (device.journal.stage, device.journal.state) == ("idle", None)
+    assert device.dropped() == [(1, "no receipt within 10 s of the next task")]
+
+
+def test_a_device_that_stays_offers_no_update_of_which_the_end_has_told(device):
+    device.play(CONNECTED, device.round())
+    update = device.endpoint.sent[-1].offer.transfer_id
+    on = device.announced(round_id=2, rounds=20)
+    device.play(
+        CONNECTED, _finished_with(device, update), on, device.round(2), told=False, stays=True
+    )
+    assert (device.names().count("delivered"), device.sent()) == (1, [1, 2])
+
+
 def test_a_finish_while_training_gives_the_round_up(device):
     begun = device.round()[:2]
     device.play(CONNECTED, begun, _last_round(device), _FINISH, UNTIL_WOKEN, kind=_HeldLearner)

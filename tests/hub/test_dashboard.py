@@ -53,7 +53,7 @@ def test_now_says_who_is_waited_for_and_why(client):
         return client.get("/dashboard/home/now").text
 
     wait_until(lambda: "Round 4 waits for 1 of 3 updates" in told())
-    assert "has left: 1" in told()
+    wait_until(lambda: "has left: 1" in told())
     assert re.search(r'class="cell gone"[^>]*title="carla: has left"', told())
     assert "2 of 3 updates" in told()
 

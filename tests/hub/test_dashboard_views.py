@@ -18,10 +18,10 @@ from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.access import Access, read_trail
 from protofleet.hub.dashboard.app import Dashboard
 from protofleet.hub.dashboard.details import RoundTimes
-from protofleet.hub.dashboard.pages import rounds
+from protofleet.hub.dashboard.pages import PageRequest, now, rounds
 from protofleet.hub.dashboard.pages.alerts import alerts_of
 from protofleet.hub.dashboard.prototypes import read_prototypes
-from protofleet.hub.dashboard.records import DeviceView, LoggedEvent, RunSnapshot
+from protofleet.hub.dashboard.records import CurrentRound, DeviceView, LoggedEvent, RunSnapshot
 from protofleet.hub.dashboard.watch import Watch, WatchedRun, run_keys
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
@@ -53,6 +53,22 @@ def crowd(tmp_path_factory):
             sightings.stands(name, "silent")
     sightings.close()
     return folder
+
+
+def test_who_is_late_with_an_earlier_task_is_shown_with_what_it_does():
+    slow = DeviceView(device_id="slow", state="online", phase="train", phase_round=2)
+    current = CurrentRound(
+        round_id=5, phase="open", final=False, size=1, attempt=0, opened_s=1e9,
+        cohort=("quick",), late=("slow",),
+    )  # fmt: skip
+    devices = {"slow": slow, "quick": DeviceView(device_id="quick", state="online")}
+    run = RunSnapshot(
+        key="a", name="a", folder="a", read_s=1e9, operation="running", served=True,
+        current=current, devices=devices,
+    )  # fmt: skip
+    page = now.view(PageRequest(run=run, query={}, now_s=1e9, runs={}))
+    told = [(cell.device_id, cell.look, cell.text) for cell in page.cells]
+    assert told == [("quick", "idle", "has not begun"), ("slow", "busy", "trains")]
 
 
 def test_a_page_of_five_thousand_devices_is_small_in_every_order(crowd, tmp_path):

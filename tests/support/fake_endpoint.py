@@ -236,6 +236,10 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
             return None
         return super().poll(timeout_s)
 
+    @property
+    def chunk_bytes(self) -> int:
+        return MAX_DATA_BYTES
+
     def publish(self, announcement: Announcement) -> bool:
         if self.connected:
             self.published.append(announcement)

@@ -73,13 +73,19 @@ class Faults:
 
 @dataclass
 class Channel:
-    """Carries one blob from ``sender`` to ``receiver`` (both on one device id)."""
+    """Carries one blob from ``sender`` to ``receiver`` (both on one device id).
+
+    What is sent within ``held_s``, from and until, arrives behind it, in its order; chunks are at
+    least ``spacing_s`` apart.
+    """
 
     folder: Path
     rng: random.Random
     faults: Faults = field(default_factory=Faults)
     limits: Limits = field(default_factory=Limits)
     device_id: str = DEVICE
+    held_s: tuple[float, float] = (0.0, 0.0)
+    spacing_s: float = 0.0
     now: float = 0.0
     chunks_sent: int = 0
     received: bytes | None = None
@@ -90,6 +96,7 @@ class Channel:
         self.sender = Sender(self.rng)
         self._wire: list[tuple[float, int, str, Send]] = []
         self._serial = 0
+        self._free_at = 0.0
         self.restart_receiver()
 
     def restart_receiver(self) -> None:
@@ -154,11 +161,15 @@ class Channel:
         self.kinds[packet.lane.value] += 1
         if self.faults.strikes(self.rng, self.faults.loss):
             return
-        delay = 0.01
+        began, ended = self.held_s
+        delay = 0.01 if not began <= self.now < ended else ended - self.now
         if self.faults.strikes(self.rng, self.faults.reorder):
             delay += self.rng.uniform(0.0, 0.5)
         if packet.lane is Lane.CHUNK and self.faults.strikes(self.rng, self.faults.corrupt):
             packet = Send(packet.device_id, packet.lane, _flip(packet.payload, self.rng))
+        if packet.lane is Lane.CHUNK:
+            self._free_at = max(self._free_at + self.spacing_s, self.now + delay)
+            delay = self._free_at - self.now if self.spacing_s else delay
         for _ in range(2 if self.faults.strikes(self.rng, self.faults.duplicate) else 1):
             self._serial += 1
             heapq.heappush(self._wire, (self.now + delay, self._serial, origin, packet))

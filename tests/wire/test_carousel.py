@@ -58,14 +58,15 @@ class _Fleet:
         self.devices: dict[str, Receiver] = {}
         self.deaf: set[str] = set()
 
-    def offer(self, name: str) -> None:
+    def offer(self, name: str, *, listens: bool = True) -> None:
         """A device gets its task, and answers."""
         offer = _offer(name, key=self.key)
         version = self.carousels.add(name, _BLOB, offer)
         self.sender.send(name, _BLOB, offer, self.now)
         self.sender.tick(self.now)
         self.devices[name] = Receiver(self.folder / name, sealed=bool(self.key))
-        self.carry(name, self.devices[name].expect(name, offer, self.now, shared=version))
+        known = version if listens else ""
+        self.carry(name, self.devices[name].expect(name, offer, self.now, shared=known))
 
     def carry(self, name: str, actions: list) -> None:
         """Take a device's answers to the coordinator."""
@@ -283,6 +284,19 @@ def test_what_is_lost_is_asked_for(fleet):
     fleet.wait(LISTEN_S)
     assert fleet.done == {"a": _BLOB, "b": _BLOB}
     assert fleet.asked == {"a": 2, "b": 2}
+
+
+def test_who_does_not_know_of_it_is_sent_everything_beside_those_who_listen(fleet):
+    """Pages in browsers do not."""
+    fleet.deaf = {"page"}
+    fleet.offer("page", listens=False)
+    for name in "ab":
+        fleet.offer(name)
+    fleet.turn()
+    for _ in range(4):
+        fleet.wait(0.1)
+    assert fleet.done == dict.fromkeys(("a", "b", "page"), _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT, {"page": _COUNT})
 
 
 def test_who_hears_nothing_gets_everything_by_asking(fleet):

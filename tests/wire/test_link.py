@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,11 +13,14 @@ import threading
 import time
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 
+import counted_link
 import pytest
 from brokers import CountingProxy, free_port, mosquitto, wait_until
 from certificates import Authority
 
+from protofleet.chaos.processes import namespaces_permitted
 from protofleet.coordinator.roll_call import RollCall
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
@@ -130,6 +135,30 @@ def test_socket_counters_agree_with_a_proxy(mosquitto_url):
     assert traffic.socket_up_bytes == pytest.approx(proxy.up, rel=0.01)
     assert traffic.socket_down_bytes == pytest.approx(proxy.down, rel=0.01)
     assert proxy.up < 1.01 * traffic.payload_up_bytes
+
+
+_HEADERS = 20 + 20 + 12
+"""Of IP and TCP with its time stamps, in each packet on loopback."""
+
+
+@pytest.mark.mosquitto
+@pytest.mark.skipif(not shutil.which("ip"), reason="no iproute2")
+@pytest.mark.skipif(not namespaces_permitted(), reason="needs namespaces: unshare -Urnm true")
+def test_socket_counters_agree_with_the_interface(tmp_path):
+    """An interface that carries nothing else: all but its packets' headers was counted."""
+    script = Path(counted_link.__file__)
+    done = subprocess.run(
+        ["unshare", "-Urn", sys.executable, script, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(script.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    without_headers = told["interface"] - _HEADERS * told["packets"]
+    assert told["counted"] == pytest.approx(without_headers, rel=0.001)
+    assert told["counted"] == pytest.approx(told["interface"], rel=0.01)
 
 
 @pytest.mark.mosquitto

@@ -64,6 +64,22 @@ def test_a_bad_channel_delays_but_never_damages(size, seed, faults):
     assert channel.chunks_sent <= count_of(blob) + 16 * faults.done
 
 
+@pytest.mark.parametrize(("seconds", "again"), [(2.0, 4), (6.0, 10), (12.0, 14)])
+def test_what_is_late_is_hardly_sent_again(tmp_path, seconds, again):
+    """A link that holds everything back loses nothing: less than a window comes twice."""
+    blob = blob_of(60 * CHUNK)
+    offer = offer_of(blob)
+    for began in range(40):
+        held = began / 100, began / 100 + seconds
+        folder = tmp_path / str(began)
+        folder.mkdir()
+        channel = Channel(folder, random.Random(1), held_s=held, spacing_s=0.005)
+        channel.send(blob, offer)
+        channel.run()
+        assert channel.received == blob
+        assert channel.chunks_sent <= 60 + again, f"held from {held[0]} s on"
+
+
 @given(size=st.integers(20 * CHUNK, 60 * CHUNK), stop=st.integers(1, 19))
 @settings(max_examples=30, deadline=None)
 def test_a_restarted_receiver_continues_from_its_disk(size, stop):

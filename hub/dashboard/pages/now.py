@@ -16,7 +16,11 @@ _DOING = {"receive": "receives", "train": "trains", "send": "sends", "idle": "id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A member of the cohort; ``look``: ``done``, ``busy``, ``idle`` or ``gone``."""
+    """A member of the cohort, or of an earlier one that may be late.
+
+    Attributes:
+        look: ``done``, ``busy``, ``idle`` or ``gone``.
+    """
 
     device_id: str
     look: str
@@ -64,7 +68,7 @@ def view(asked: PageRequest) -> NowView:
         return NowView(headline=_between(run), why=_needed(run), **common)
     members = [
         _cell(run, run.devices.get(name) or DeviceView(device_id=name), current)
-        for name in current.cohort
+        for name in (*current.cohort, *current.late)
     ]
     members.sort(key=lambda cell: cell.look == "done")
     left = None if current.deadline_s is None else current.deadline_s - asked.now_s
@@ -99,7 +103,8 @@ def doing(device: DeviceView, round_id: int) -> tuple[str, str]:
 def _cell(run: RunSnapshot, device: DeviceView, current: CurrentRound) -> Cell:
     if device.device_id in current.delivered:
         return Cell(device_id=device.device_id, look="done", text="update is in")
-    look, text = doing(device, run.round_id)
+    late = device.device_id in current.late
+    look, text = doing(device, device.phase_round if late else run.round_id)
     return Cell(device_id=device.device_id, look=look, text=text)
 
 

@@ -15,7 +15,8 @@ import { openPayload, orderOf, type ReceivedPayload, receivePayload, type Traine
 import { DEVICE, HOLDS } from "../texts.ts";
 import type { EndpointEvent } from "../wire/endpoint.ts";
 import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
-import { message } from "../wire/messages.ts";
+import { message, RECEIPT_DIGITS } from "../wire/messages.ts";
+import { transferId as transferOf } from "../wire/transfer.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
 import { knownTransfers, type SentUpdate } from "./journal.ts";
@@ -52,6 +53,7 @@ export class Agent {
   readonly #news: AgentNews;
   readonly #run: AnnouncedRun;
   readonly #refusals: Refusals;
+  readonly #deviceId: string;
   readonly #reporter: Reporter;
   /** Bundles that the federation has announced, and that this device cannot get. */
   readonly #elsewhere: ReadonlySet<string>;
@@ -86,6 +88,7 @@ export class Agent {
     this.#learner = learner;
     this.#news = news;
     this.#elsewhere = elsewhere;
+    this.#deviceId = who.deviceId;
     this.#run = new AnnouncedRun(who.binding, (name, settings) => {
       store.checkStrategy(name);
       return learner.strategy(name, settings);
@@ -219,6 +222,7 @@ export class Agent {
     }
     this.#mismatch = "";
     this.#end.spread(announcement.spread_s);
+    await this.#takeReceipt(announcement);
     const { roundId } = this.#progress();
     if (announcement.round_id - announcement.staleness > roundId) await this.#endRound(`round ${roundId} is over`);
     this.#finished = announcement.phase === "finished";
@@ -479,8 +483,21 @@ export class Agent {
   }
 
   async #onDelivered(offer: TransferOffer): Promise<void> {
+    if (this.#store.journal.pending?.update.sha256 === offer.sha256) await this.#countRound();
+  }
+
+  /** The run may have ended before this device heard that its last update was taken. */
+  async #takeReceipt({ receipts }: Announcement): Promise<void> {
     const { pending } = this.#store.journal;
-    if (pending === null || pending.update.sha256 !== offer.sha256) return;
+    if (pending === null || receipts.length === 0) return;
+    const sent = await transferOf(pending.update.sha256, this.#deviceId, pending.roundId);
+    if (!receipts.includes(sent.slice(0, RECEIPT_DIGITS))) return;
+    await this.#end.cancel(sent);
+    await this.#countRound();
+  }
+
+  /** The coordinator has the round's update: its state is this device's from now on. */
+  async #countRound(): Promise<void> {
     await this.#store.commitDelivered();
     this.#trouble = "";
     await this.#becomeIdle();

@@ -49,6 +49,9 @@ export class InboundTransfer {
   #window = START_WINDOW;
   /** Chunks in flight, by the number of the ask that named them. */
   readonly #flying = new Map<number, number>();
+  /** The same of those that were in flight when nothing came for too long. */
+  readonly #late = new Map<number, number>();
+  readonly #askedAgain = new Set<number>();
   #asks = 0;
   #silentAsks = 0;
   #failures = 0;
@@ -99,18 +102,34 @@ export class InboundTransfer {
 
   /** Takes all that was in flight for lost and starts again with a small window. */
   ask(now: number): Need {
+    this.#forgetLate();
     this.#land([...this.#flying.keys()]);
     this.#window = Math.min(START_WINDOW, this.#window);
     this.#last = now;
     return this.#need(now) ?? this.#alive();
   }
 
-  /** `due` has come: ask again with a smaller window; null: it is no use. */
+  /**
+   * `due` has come: ask again with a smaller window; null: it is no use.
+   *
+   * What was asked for may be lost, or late: it is not asked for a second time before the first of it comes, but for
+   * its end. A link keeps the order, so if the end comes first, the rest is lost; and if the rest begins to come, it was
+   * late, and nothing need be asked for.
+   */
   silent(now: number): Need | null {
     this.#silentAsks += 1;
     if (this.#silentAsks > SILENT_ASKS_MAX) return null;
     this.#window = Math.max(MIN_WINDOW, Math.floor(this.#window / 2));
-    return this.ask(now);
+    for (const [index, ask] of this.#flying) this.#late.set(index, ask);
+    if (this.#late.size === 0) return this.ask(now);
+    this.#window = Math.min(START_WINDOW, this.#window);
+    this.#land([...this.#flying.keys()]);
+    this.#last = now;
+    const late = [...this.#late.keys()].sort((one, other) => one - other);
+    const left = late.filter((index) => !this.#askedAgain.has(index));
+    const again = (left.length > 0 ? left : late).slice(-this.#window);
+    for (const index of again) this.#askedAgain.add(index);
+    return this.#request(again, now);
   }
 
   /**
@@ -129,11 +148,7 @@ export class InboundTransfer {
     this.#state[index] = HERE;
     this.#missing -= 1;
     this.#observe(now);
-    const ask = this.#flying.get(index);
-    if (ask !== undefined) {
-      this.#flying.delete(index);
-      this.#noticeLosses(ask);
-    }
+    this.#arrived(index);
     this.due = now + this.#patience();
     return this.#missing > 0 ? this.#need(now) : null;
   }
@@ -199,6 +214,29 @@ export class InboundTransfer {
     return Math.min(usual * 2 ** this.#silentAsks, SILENCE_MAX_S);
   }
 
+  /** Concludes from a chunk that is here now what is lost, late, or on its way. */
+  #arrived(index: number): void {
+    const ask = this.#flying.get(index);
+    const late = this.#late.delete(index);
+    if (ask !== undefined) {
+      this.#flying.delete(index);
+      this.#forgetLate();
+      this.#noticeLosses(ask);
+    } else if (late && !this.#askedAgain.has(index)) {
+      for (const [other, earlier] of this.#late) {
+        if (this.#state[other] !== WANTED) continue;
+        this.#state[other] = FLYING;
+        this.#flying.set(other, earlier);
+      }
+      this.#forgetLate();
+    }
+  }
+
+  #forgetLate(): void {
+    this.#late.clear();
+    this.#askedAgain.clear();
+  }
+
   #noticeLosses(ask: number): void {
     // Packets keep their order on one connection, so what an ask two before this one still misses is
     // lost; one before is spared because a little reordering does happen.
@@ -219,9 +257,15 @@ export class InboundTransfer {
     const room = this.#window - this.#flying.size;
     if (room < Math.max(1, Math.floor(this.#window / 2))) return null;
     const wanted = this.#pick(room);
-    if (wanted.length === 0) return null;
+    return wanted.length === 0 ? null : this.#request(wanted, now);
+  }
+
+  #request(wanted: readonly number[], now: number): Need {
     this.#asks += 1;
-    for (const index of wanted) this.#flying.set(index, this.#asks);
+    for (const index of wanted) {
+      this.#state[index] = FLYING;
+      this.#flying.set(index, this.#asks);
+    }
     this.due = now + this.#patience();
     return this.#message(ranges(wanted), wanted.length);
   }
@@ -240,7 +284,6 @@ export class InboundTransfer {
       const index = this.#state.indexOf(WANTED, this.#cursor);
       if (index < 0) break;
       wanted.push(index);
-      this.#state[index] = FLYING;
       this.#cursor = index + 1;
     }
     return wanted;

@@ -21,6 +21,9 @@ const TRANSFER_ID = textLike(/^[0-9a-f]{32}$/);
 const WORD = text(64);
 /** Of a device's owner, for taking part: `charging`, `network`, … */
 const CONDITION = textLike(/^[a-z0-9-]{1,32}$/);
+/** The first digits of a transfer id. */
+export const RECEIPT_DIGITS = 12;
+const RECEIPT_NAME = textLike(/^[0-9a-f]{12}$/);
 const MINOR = optional(WHOLE, PROTOCOL_MINOR);
 
 /**
@@ -84,6 +87,7 @@ const ANNOUNCEMENT = schema("announcement", {
   bundles: optional(list(WORD), []),
   withdrawal: optional(text(4096), ""),
   staleness: optional(STALENESS, 0),
+  receipts: optional(list(RECEIPT_NAME), []),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
 

@@ -11,6 +11,7 @@ import type { Model, Strategy } from "../../src/strategies/types.ts";
 import { encode } from "../../src/tensors/safetensors.ts";
 import { float32, Layout, type Tensor, TensorMap } from "../../src/tensors/tensors.ts";
 import type { EndpointEvent } from "../../src/wire/endpoint.ts";
+import { transferId } from "../../src/wire/transfer.ts";
 import { type Announcement, type Heartbeat, message, type Presence, type Task, type TransferOffer } from "../../src/wire/messages.ts";
 
 const BINDING = { federation: "home", bundle: "b", layoutHash: "l", signer: "s" };
@@ -403,6 +404,18 @@ const CASES: Readonly<Record<string, Case>> = {
     await bench.until(() => bench.agent.phase === "idle" && said().at(-1) === "online owner");
     bench.agent.release();
     await bench.until(() => said().at(-1) === "online");
+  },
+
+  "a round whose receipt only the announced end tells counts": async (bench) => {
+    await bench.train(5);
+    const { sha256 } = bench.end.sent.at(-1)!;
+    const receipts = [(await transferId(sha256, "d", 5)).slice(0, 12)];
+    bench.tell(announcement({ phase: "finished", round_id: 6, receipts: ["0123456789ab"] }));
+    await bench.until(() => bench.agent.finished);
+    equal([bench.agent.phase, bench.store.journal.state], ["send", null]);
+    bench.tell(announcement({ phase: "finished", round_id: 6, receipts }));
+    await bench.until(() => bench.agent.phase === "idle");
+    equal([bench.store.journal.state?.roundId, bench.store.journal.pending], [5, null]);
   },
 
   "a round that the announcement says is over is given up": async (bench) => {

@@ -84,12 +84,15 @@ export class Channel {
   faultsDone = 0;
   received: Uint8Array | null = null;
   outcome: Delivered | Rejected | null = null;
+  /** What is sent from and until then arrives behind it, in its order; chunks are so far apart. */
+  held = { from: 0, until: 0, spacing: 0 };
   readonly refused: string[] = [];
   readonly sender: Sender;
   #receiver: Receiver;
   readonly #blobs = new MemoryBlobs();
   readonly #draw: () => number;
   #wire: Packet[] = [];
+  #freeAt = 0;
 
   constructor(
     seed: number,
@@ -163,7 +166,12 @@ export class Channel {
     const late = this.#strikes(this.faults.reorder) ? 0.5 * this.#draw() : 0;
     const damaged = send.lane === "chunk" && this.#strikes(this.faults.corrupt);
     const sent = damaged ? { ...send, payload: this.#flipped(send.payload) } : send;
-    const packet = { at: this.now + 0.01 + late, origin, send: sent };
+    let at = Math.max(this.now + 0.01 + late, this.now >= this.held.from ? this.held.until : 0);
+    if (send.lane === "chunk" && this.held.spacing > 0) {
+      this.#freeAt = Math.max(this.#freeAt + this.held.spacing, at);
+      at = this.#freeAt;
+    }
+    const packet = { at, origin, send: sent };
     this.#wire.push(packet);
     if (this.#strikes(this.faults.duplicate)) this.#wire.push(packet);
     this.#wire.sort((a, b) => a.at - b.at);

@@ -50,6 +50,21 @@ for (const key of ["", KEY]) {
   });
 }
 
+test("what is late is hardly sent again", async () => {
+  const blob = blobOf(60 * CHUNK);
+  const offer = await offerOf(blob);
+  for (const [seconds, again] of [[2, 4], [6, 10], [12, 14]] as const) {
+    for (let from = 0; from < 0.4; from += 0.01) {
+      const channel = new Channel(1);
+      channel.held = { from, until: from + seconds, spacing: 0.005 };
+      await channel.send(blob, offer);
+      await channel.run();
+      assert.deepEqual(channel.received, blob);
+      assert.ok(channel.chunksSent <= 60 + again, `held from ${from} s on: ${channel.chunksSent}`);
+    }
+  }
+});
+
 test("a restarted receiver continues from what it kept", async () => {
   const draw = seeded(3);
   for (let trial = 0; trial < 30; trial += 1) {
