@@ -22,6 +22,8 @@ from protofleet.wire.transfer import Delivered, Received, describe
 
 _NAMES = ("pi-1", "pi-2", "pi-3", "pi-4")
 _BLOB = random.Random(0).randbytes(700_000)
+_ASKED = "asked"
+"""The boot id of a presence that answers no announcement, which may be of a while ago."""
 _ANNOUNCEMENT = Announcement(
     federation="lab",
     boot_id="c1",
@@ -54,7 +56,7 @@ class _Fleet:
             for name in _NAMES
         }
         self.here, self.payloads, self.delivered = set(), [], set()
-        self.offers, self.cut_off = {}, set()
+        self.offers, self.cut_off, self.present = {}, set(), set()
         for one in (self.coordinator, *self.devices.values()):
             one.start()
         self.run(lambda: self.here == set(_NAMES))
@@ -87,10 +89,10 @@ class _Fleet:
 
     def hears(self, version):
         """Whether any device is still sent what comes to all under a version."""
-        self.here = set()
+        self.present = set()
         for name, device in self.devices.items():  # comes behind what they subscribe to
-            device.publish(Presence(device_id=name, boot_id="b", status="online"))
-        self.run(lambda: self.here == set(_NAMES))
+            device.publish(Presence(device_id=name, boot_id=_ASKED, status="online"))
+        self.run(lambda: self.present == set(_NAMES))
         before = {one: device.traffic for one, device in self.devices.items()}
         topic = Topics("lab").shared_chunks(version)
         assert self.coordinator._link.publish(topic, bytes(10_000))
@@ -118,8 +120,10 @@ class _Fleet:
         match event:
             case Connected():
                 self.coordinator.publish(_ANNOUNCEMENT)
-            case PeerMessage(message=Presence()):
+            case PeerMessage(message=Presence(boot_id=boot_id)):
                 self.here.add(event.device_id)
+                if boot_id == _ASKED:
+                    self.present.add(event.device_id)
             case Delivered():
                 self.delivered.add(event.device_id)
 
