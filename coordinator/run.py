@@ -43,12 +43,15 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import PRIVATE_FOLDER
+from protofleet.threads import prepare_records
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
 
 _LARGEST_REPORT = 1 << 44
 """Bytes: all updates of a cell."""
+_PLANNING = threading.Lock()
+"""Strategies are loaded meanwhile, and their settings decoded: by one federation at a time."""
 ToRoot = Callable[[], RootAccess | None]
 """Makes what a cell reaches the root by, anew for each service; None: without keys."""
 
@@ -147,11 +150,13 @@ def open_service(
 @contextmanager
 def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     config = part.config
-    rounds = max(config.rounds, extended_rounds(config.run_dir))
-    plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
+    with _PLANNING:
+        rounds = max(config.rounds, extended_rounds(config.run_dir))
+        plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
+        server = part.server_of(plan)
+        prepare_records()
     config = plan.config
     manifest = plan.bundle.manifest
-    server = part.server_of(plan)
     patience_s = math.inf if succession.wait else LOCK_S
     if succession.wait and is_served(config.run_dir):
         sink(events.LeaseAwaited(epoch=0, alive=True, silent_s=0.0))

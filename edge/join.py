@@ -33,6 +33,7 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
 from protofleet.runtime.opening import check_opening, opening_of
 from protofleet.strategies import check_known
+from protofleet.threads import prepare_records
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.protection import DeviceProtection, Plain
@@ -110,6 +111,7 @@ def join(options: JoinOptions, data: LocalData, report: Report) -> int:
 def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
     while True:
         with open_agent(options, data, report) as agent, _stopped_by_signals(agent) as caught:
+            prepare_records()
             finished = agent.run()
         if caught or not agent.switched:
             return 0 if finished else 128 + caught[0]

@@ -17,6 +17,7 @@ from protofleet.hub.metrics import PATH as METRICS
 from protofleet.hub.metrics import MetricsPage
 from protofleet.hub.names import Names, is_same_origin
 from protofleet.hub.site import Resource, Site
+from protofleet.threads import prepare_records
 
 PIECE_BYTES = 64 * 1024
 # onnxruntime-web compiles wasm; all else that could run comes from here. 'self' of connect-src is
@@ -64,6 +65,7 @@ def make_app(  # noqa: PLR0913 - the parts of a hub, each of which may be missin
         websocket: what the phones' page may connect to beside the hub, as a source of a Content
             Security Policy; '' for nothing.
     """
+    prepare_records()  # threads of the server read runs
 
     async def healthz(_: Request) -> JSONResponse:
         answers = bridge is None or await bridge.broker_answers()

@@ -11,6 +11,7 @@ from protofleet.coordinator.run import Serving
 from protofleet.coordinator.storage import serve
 from protofleet.errors import ProtofleetError
 from protofleet.federation.settings import FederationConfig
+from protofleet.threads import prepare_records
 
 _LOOK_S = 0.2
 
@@ -81,6 +82,7 @@ def serve_all(several: Sequence[Served], failed: Callable[[Served, str], None]) 
         threading.Thread(target=serve, args=(one,), name=f"protofleet-{one.name}")
         for one in several
     ]
+    prepare_records()
     with _ended(several, threads):
         for thread in threads:
             thread.start()
