@@ -225,7 +225,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.in_bursts = False
-        self.room = 16
+        self.room, self.unacknowledged = 16, 0
         self.published: list[Announcement] = []
         self.finished: list[str] = []
         self.serials: dict[str, int] = {}
