@@ -498,6 +498,10 @@ class Service:
                 break
             more = self._endpoint.connected and unasked - asked
             self._handle(self._endpoint.poll(_FAREWELL_POLL_S if more else _POLL_S))
+        until = time.monotonic() + _BROKER_S
+        while self._announcer.idle and time.monotonic() < until:
+            # The lease has run out while its last record lay behind what thousands have sent.
+            self._handle(self._endpoint.poll(_POLL_S))
         self._rounds.announce()
         finished = self._finish()
         self._await_acknowledgements()
