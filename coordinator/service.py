@@ -46,7 +46,7 @@ from protofleet.wire.messages import Announcement, Heartbeat, Presence, Transfer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _FAREWELL_POLL_S = 0.02
-"""Between two looks at the link's room, while devices are to be sent home."""
+"""Between two looks at the link, while devices are to be sent home."""
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
 _BROKER_S = 60.0
@@ -502,10 +502,24 @@ class Service:
                 break
             more = self._endpoint.connected and unasked - asked
             self._handle(self._endpoint.poll(_FAREWELL_POLL_S if more else _POLL_S))
+        until = time.monotonic() + _BROKER_S
+        while self._announcer.idle and time.monotonic() < until:
+            # The lease has run out while its last record lay behind what thousands have sent.
+            self._handle(self._endpoint.poll(_POLL_S))
         self._rounds.announce()
         finished = self._finish()
+        self._await_acknowledgements()
         self._sink(finished)
         return finished
+
+    def _await_acknowledgements(self) -> None:
+        """The broker has the last announcement, behind all that was published before it.
+
+        What it has sent meanwhile has to be read first: of thousands of devices that is much.
+        """
+        until = time.monotonic() + _BROKER_S
+        while self._endpoint.unacknowledged and time.monotonic() < until:
+            self._handle(self._endpoint.poll(_FAREWELL_POLL_S))
 
     def _finish(self) -> events.Finished:
         """Write the final global state and the final results."""

@@ -161,6 +161,12 @@ class Connection:
         with self._lock:
             return self._room()
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many publishes the broker has not acknowledged, or not been sent."""
+        with self._lock:
+            return self._in_flight + len(self._backlog)
+
     def run(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending:
         """Connect, and return when the connection has ended."""
         refused = self.begin(address, tls)

@@ -131,6 +131,11 @@ class Endpoint:
         return self._link.room
 
     @property
+    def unacknowledged(self) -> int:
+        """How many published records and chunks would be lost if the link ended now."""
+        return self._link.unacknowledged
+
+    @property
     def traffic(self) -> Traffic:
         """Byte counters of the link."""
         return self._link.traffic

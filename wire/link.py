@@ -229,6 +229,12 @@ class Link:
         return connection.room if connection is not None and connection.open else 0
 
     @property
+    def unacknowledged(self) -> int:
+        """Publishes that would be lost if the connection ended now; none if there is none."""
+        connection = self._connection
+        return connection.unacknowledged if connection is not None and connection.open else 0
+
+    @property
     def chunk_bytes(self) -> int:
         """Largest chunk data this broker takes; halved after a refused packet."""
         connection = self._connection

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from fake_endpoint import (
     CONNECTED,
     QUIET,
+    FakeCoordinatorEndpoint,
     ScriptEndError,
 )
 
@@ -549,6 +550,31 @@ def test_the_farewell_waits_for_devices_no_longer_than_it_is_allowed_to(open_fed
         CONNECTED, fed.online("a"), fed.delivers("a"), QUIET, fed.online("b"), QUIET, fed.after(3)
     )
     assert endpoint.finished == ["a", "b"]
+    assert fed.finished is not None
+
+
+def test_the_farewell_is_said_as_the_link_has_room_and_heard_before_the_end(
+    open_federation, monkeypatch
+):
+    """What waits in the link is lost with it: the last announcement stands behind everything."""
+    unacknowledged = iter([2, 1, 0])
+    monkeypatch.setattr(FakeCoordinatorEndpoint, "room", 1)
+    monkeypatch.setattr(
+        FakeCoordinatorEndpoint, "unacknowledged", property(lambda _: next(unacknowledged))
+    )
+    fed = open_federation()
+    endpoint = fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("b"),
+        fed.delivers("a"),
+        fed.gone("a", "left"),
+        fed.gone("b", "left"),
+    )
+    assert sorted(endpoint.finished) == ["a", "b"]
+    assert endpoint.published[-1].phase == "finished"
+    assert next(unacknowledged, None) is None
     assert fed.finished is not None
 
 

@@ -222,10 +222,11 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         in_bursts: steps come at once; else longer after each other than updates wait for others.
     """
 
+    room, unacknowledged = 16, 0
+
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.in_bursts = False
-        self.room = 16
         self.published: list[Announcement] = []
         self.finished: list[str] = []
         self.serials: dict[str, int] = {}
