@@ -16,10 +16,10 @@ from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
     EvaluationRecord,
-    FleetDetails,
     RoundBytes,
     RunRecord,
     percentiles,
+    save_fleet_details,
     save_record,
 )
 from protofleet.federation.scores import last_scores, run_scores
@@ -107,15 +107,15 @@ class Results:
         record = self._record(totals, traffic)
         save_record(record, self.path)
         del totals  # as large as what follows
-        details = FleetDetails(
+        save_fleet_details(
+            self._ledger.folder / "devices.json",
             task=self._task,
             outputs=self._outputs,
-            devices=tuple(
+            devices=(
                 self._details(name, (one[name] for one in traffic.values() if name in one))
                 for name in self._names
             ),
         )
-        save_record(details, self._ledger.folder / "devices.json")
         return record
 
     def _record(self, totals: Mapping[str, Mapping[int, Totals]], traffic: Traffic) -> RunRecord:

@@ -6,14 +6,14 @@ use these.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from protofleet.durable import replace_whole
+from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
 from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.tensors import TaskName
@@ -383,3 +383,27 @@ def load_record(path: Path, kind: type[_T]) -> _T:
 def save_record(record: Any, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
     replace_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def save_fleet_details(
+    path: Path, *, task: TaskName, outputs: tuple[str, ...], devices: Iterable[DeviceDetails]
+) -> None:
+    """Write a ``FleetDetails`` as JSON, whole or not at all, with a line for each device.
+
+    Args:
+        path: the file.
+        task: as of ``FleetDetails``.
+        outputs: as of ``FleetDetails``.
+        devices: by id; taken one by one, since those of a large fleet are large together.
+    """
+    head = msgspec.json.encode({"task": task, "outputs": outputs})[:-1] + b',"devices":['
+
+    def parts() -> Iterator[bytes]:
+        yield head
+        between = b"\n"
+        for device in devices:
+            yield between + msgspec.json.encode(device)
+            between = b",\n"
+        yield b"\n]}\n"
+
+    replace_by_parts(path, parts())

@@ -59,9 +59,14 @@ def erase(path: Path) -> None:
 
 def replace_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace ``path`` by ``data`` for readers, not against power loss: it can be made again."""
+    replace_by_parts(path, [data], shared=shared)
+
+
+def replace_by_parts(path: Path, parts: Iterable[bytes], *, shared: bool = False) -> None:
+    """As ``replace_whole``, for what need not be in memory as a whole."""
     temporary = path.with_name(path.name + TEMPORARY)
     with open(temporary, "wb", opener=None if shared else opener) as file:
-        file.write(data)
+        file.writelines(parts)
     temporary.replace(path)
 
 

@@ -9,7 +9,15 @@ from report.fake_run import write_run
 
 from protofleet.cli.report import report as command
 from protofleet.errors import InputError
-from protofleet.federation.records import Percentiles, RunRecord, load_record, percentiles
+from protofleet.federation.records import (
+    DeviceDetails,
+    FleetDetails,
+    Percentiles,
+    RunRecord,
+    load_record,
+    percentiles,
+    save_fleet_details,
+)
 from protofleet.report import compare, details_of_run, to_prototypes
 from protofleet.report.details import MAX_PROTOTYPES, MAX_SAMPLES
 
@@ -90,6 +98,37 @@ def test_details_come_from_what_the_coordinator_leaves(tmp_path):
     thinned = details.latencies[0].train_step_ms
     assert len(thinned) <= MAX_SAMPLES
     assert thinned[-1] > samples[-1] - 10
+
+
+@pytest.mark.parametrize("names", [(), ("a",), ("a", "b", "c")])
+def test_details_are_written_device_by_device_a_line_for_each(tmp_path, names):
+    path = tmp_path / "devices.json"
+    devices = tuple(DeviceDetails(id=name, num_examples=5, rounds=2) for name in names)
+    taken = []
+
+    def one_by_one():
+        for device in devices:
+            taken.append(device.id)
+            yield device
+
+    save_fleet_details(path, task="multilabel", outputs=("x", "y"), devices=one_by_one())
+    found = load_record(path, FleetDetails)
+    assert found == FleetDetails(task="multilabel", outputs=("x", "y"), devices=devices)
+    assert taken == list(names)
+    assert len(path.read_text().splitlines()) == 2 + len(names)
+
+
+def test_details_that_cannot_be_written_replace_nothing(tmp_path):
+    path = tmp_path / "devices.json"
+    path.write_text("of the round before")
+
+    def broken():
+        yield DeviceDetails(id="a", num_examples=5, rounds=2)
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        save_fleet_details(path, task="classification", outputs=(), devices=broken())
+    assert path.read_text() == "of the round before"
 
 
 def test_prototypes_are_capped_and_of_one_width():
