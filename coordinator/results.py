@@ -16,11 +16,11 @@ from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
     EvaluationRecord,
+    FleetDetails,
     RoundBytes,
     RunRecord,
     percentiles,
-    save_fleet_details,
-    save_record,
+    save_by_device,
 )
 from protofleet.federation.scores import last_scores, run_scores
 from protofleet.federation.settings import CodecSettings
@@ -95,30 +95,26 @@ class Results:
             device = self._devices.setdefault(one.device_id, _Device())
             device.add(one, max(1, min(_SAMPLES, _SAMPLES_IN_ALL // len(self._devices))))
 
-    def record(self) -> RunRecord:
-        """The content of ``result.json``."""
-        totals = self._ledger.totals()
-        return self._record(totals, traffic_by_round(totals))
-
     def write(self) -> RunRecord:
-        """Rewrite both files; returns the content of ``result.json``."""
+        """Rewrite both files; returns the content of ``result.json`` but for its devices."""
         totals = self._ledger.totals()
         traffic = traffic_by_round(totals)
-        record = self._record(totals, traffic)
-        save_record(record, self.path)
+        record = self._record(traffic)
+        save_by_device(
+            record, (self._device(name, totals.get(name, {})) for name in self._names), self.path
+        )
         del totals  # as large as what follows
-        save_fleet_details(
-            self._ledger.folder / "devices.json",
-            task=self._task,
-            outputs=self._outputs,
-            devices=(
+        save_by_device(
+            FleetDetails(task=self._task, outputs=self._outputs, devices=()),
+            (
                 self._details(name, (one[name] for one in traffic.values() if name in one))
                 for name in self._names
             ),
+            self._ledger.folder / "devices.json",
         )
         return record
 
-    def _record(self, totals: Mapping[str, Mapping[int, Totals]], traffic: Traffic) -> RunRecord:
+    def _record(self, traffic: Traffic) -> RunRecord:
         rounds = self._ledger.committed(traffic)
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
@@ -130,7 +126,7 @@ class Results:
             start=self._ledger.run.start(),
             scores=run_scores(scored, final),
             last=last_scores(scored, final),
-            devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),
+            devices=(),
             switched_off=self._switched_off,
             cells=self._ledger.cells(),
         )

@@ -385,25 +385,28 @@ def save_record(record: Any, path: Path) -> None:
     replace_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
-def save_fleet_details(
-    path: Path, *, task: TaskName, outputs: tuple[str, ...], devices: Iterable[DeviceDetails]
+def save_by_device(
+    record: RunRecord | FleetDetails,
+    devices: Iterable[DeviceRecord] | Iterable[DeviceDetails],
+    path: Path,
 ) -> None:
-    """Write a ``FleetDetails`` as JSON, whole or not at all, with a line for each device.
+    """Write a record as ``save_record`` does, with its devices at the end, a line for each.
 
     Args:
-        path: the file.
-        task: as of ``FleetDetails``.
-        outputs: as of ``FleetDetails``.
+        record: without its devices.
         devices: by id; taken one by one, since those of a large fleet are large together.
+        path: the file.
     """
-    head = msgspec.json.encode({"task": task, "outputs": outputs})[:-1] + b',"devices":['
+    names = [name for name in record.__struct_fields__ if name != "devices"]
+    fields = msgspec.json.encode({name: getattr(record, name) for name in names})
+    head = msgspec.json.format(fields, indent=1).removesuffix(b"\n}")
 
     def parts() -> Iterator[bytes]:
-        yield head
-        between = b"\n"
+        yield head + b',\n "devices": ['
+        between = b"\n  "
         for device in devices:
             yield between + msgspec.json.encode(device)
-            between = b",\n"
-        yield b"\n]}\n"
+            between = b",\n  "
+        yield b"\n ]\n}\n"
 
     replace_by_parts(path, parts())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,7 +17,7 @@ from protofleet.federation.records import (
     RunRecord,
     load_record,
     percentiles,
-    save_fleet_details,
+    save_by_device,
 )
 from protofleet.report import compare, details_of_run, to_prototypes
 from protofleet.report.details import MAX_PROTOTYPES, MAX_SAMPLES
@@ -111,11 +112,11 @@ def test_details_are_written_device_by_device_a_line_for_each(tmp_path, names):
             taken.append(device.id)
             yield device
 
-    save_fleet_details(path, task="multilabel", outputs=("x", "y"), devices=one_by_one())
-    found = load_record(path, FleetDetails)
-    assert found == FleetDetails(task="multilabel", outputs=("x", "y"), devices=devices)
+    fleet = FleetDetails(task="multilabel", outputs=("x", "y"), devices=())
+    save_by_device(fleet, one_by_one(), path)
+    assert load_record(path, FleetDetails) == msgspec.structs.replace(fleet, devices=devices)
     assert taken == list(names)
-    assert len(path.read_text().splitlines()) == 2 + len(names)
+    assert sum('"id"' in line for line in path.read_text().splitlines()) == len(names)
 
 
 def test_details_that_cannot_be_written_replace_nothing(tmp_path):
@@ -127,7 +128,7 @@ def test_details_that_cannot_be_written_replace_nothing(tmp_path):
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
-        save_fleet_details(path, task="classification", outputs=(), devices=broken())
+        save_by_device(FleetDetails(devices=()), broken(), path)
     assert path.read_text() == "of the round before"
 
 
