@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from packed import pack_update
 from tiny_bundle import tiny_bundle
 
@@ -39,7 +40,7 @@ class FakeDevice:
         self.rejections: list[str] = []
         self.rounds: list[int] = []
         self._name, self._answer, self._over = name, answer, threading.Event()
-        self._num_examples = num_examples
+        self._num_examples, self._leaves = num_examples, threading.Event()
         self._presence = Presence(
             device_id=name,
             boot_id="1",
@@ -52,6 +53,10 @@ class FakeDevice:
         self._endpoint = DeviceEndpoint.create(broker, "home", name, folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def leave(self):
+        """Say goodbye once a payload has come: a message behind it would mean that it is back."""
+        self._leaves.set()
 
     def stop(self):
         self._over.set()
@@ -71,6 +76,9 @@ class FakeDevice:
                     self._take(offer, path)
                 case Rejected(reason=reason):
                     self.rejections.append(reason)
+            if self.rounds and self._leaves.is_set():
+                self._leaves.clear()
+                self._endpoint.publish(replace(self._presence, status="left"))
         self._endpoint.close()
 
     def _take(self, offer, path):
@@ -191,9 +199,7 @@ def test_below_the_quorum_a_round_is_extended_until_a_substitute_delivers(fakes)
     coordinator.wait_for(lambda e: e["event"] == "round_opened")
     spare = make("spare", _honest)
     coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device_id"] == "spare")
-    mute._endpoint.publish(
-        Presence(device_id="mute", boot_id="1", status="left", bundle="", layout_hash="")
-    )
+    mute.leave()
     assert coordinator.finish() == 0, coordinator.log
     extended = _events(coordinator, "round_extended")[0]
     assert (extended["missing"], extended["added"]) == (["mute"], ["spare"])

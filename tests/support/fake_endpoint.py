@@ -222,8 +222,6 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         in_bursts: steps come at once; else longer after each other than updates wait for others.
     """
 
-    room, unacknowledged = 16, 0
-
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.in_bursts = False
@@ -240,6 +238,14 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
     @property
     def chunk_bytes(self) -> int:
         return MAX_DATA_BYTES
+
+    @property
+    def room(self) -> int:
+        return 16
+
+    @property
+    def unacknowledged(self) -> int:
+        return 0
 
     def publish(self, announcement: Announcement) -> bool:
         if self.connected:

@@ -63,7 +63,7 @@ describe("store", { skip: findChromium() === null && "no Chromium is installed" 
   test("a page killed within any step leaves the store before or after it", async () => {
     const found = new Set<number>();
     for (let step = 0; step < states.length - 1; step += 1) {
-      for (const wait of [0, 12]) {
+      for (const wait of [0, 3, 12, 40]) {
         const name = `killed-${step}-${wait}`;
         const opened = await page();
         await opened.evaluate(([it, last]) => steps.upTo(it, last), [name, step] as const);
