@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,9 +102,9 @@ def test_your_own_sensor_becomes_windows_that_train(run, tmp_path):
 def test_your_own_strategy_is_found_once_its_package_is_installed(run, digits, tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
     source = tmp_path / "source"
-    source.mkdir()
-    for path in (_EXAMPLES / "own_strategy").iterdir():
-        (source / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(
+        _EXAMPLES / "own_strategy", source, ignore=shutil.ignore_patterns("__pycache__")
+    )
     site = tmp_path / "site"
     subprocess.run([*pip, "--target", str(site), str(source)], check=True, capture_output=True)
     out = run("own_strategy/gentle.py", digits, "--rounds", 1, PYTHONPATH=str(site))
