@@ -24,16 +24,20 @@ _NAMES = ("pi-1", "pi-2", "pi-3", "pi-4")
 _BLOB = random.Random(0).randbytes(700_000)
 _ASKED = "asked"
 """The boot id of a presence that answers no announcement, which may be of a while ago."""
-_ANNOUNCEMENT = Announcement(
-    federation="lab",
-    boot_id="c1",
-    phase="waiting",
-    round_id=1,
-    rounds=9,
-    strategy="fedavg",
-    bundle=BUNDLE,
-    layout_hash="ef" * 32,
-)
+
+
+def _announcement(round_id):
+    """What devices answer with a presence whose boot id is the round."""
+    return Announcement(
+        federation="lab",
+        boot_id="c1",
+        phase="waiting",
+        round_id=round_id,
+        rounds=9,
+        strategy="fedavg",
+        bundle=BUNDLE,
+        layout_hash="ef" * 32,
+    )
 
 
 class _Fleet:
@@ -56,7 +60,7 @@ class _Fleet:
             for name in _NAMES
         }
         self.here, self.payloads, self.delivered = set(), [], set()
-        self.offers, self.cut_off, self.present = {}, set(), set()
+        self.offers, self.cut_off, self.present, self.turn = {}, set(), set(), 1
         for one in (self.coordinator, *self.devices.values()):
             one.start()
         self.run(lambda: self.here == set(_NAMES))
@@ -75,17 +79,15 @@ class _Fleet:
     def meet(self):
         """Every device has heard what the coordinator said behind all that they asked for."""
         for _ in range(2):
-            self.here = set()
-            self.coordinator.publish(_ANNOUNCEMENT)
+            self.here, self.turn = set(), self.turn + 1
+            self.coordinator.publish(_announcement(self.turn))
             self.run(lambda: self.here == set(_NAMES))
 
     def meet_again(self, broker):
         """After a restart of the broker."""
-        self.cut_off = set()
+        self.cut_off, self.here, self.turn = set(), set(), self.turn + 1
         broker.restart()
-        self.run(lambda: self.cut_off == set(_NAMES))
-        self.here = set()
-        self.run(lambda: self.here == set(_NAMES))
+        self.run(lambda: self.cut_off == self.here == set(_NAMES))
 
     def hears(self, version):
         """Whether any device is still sent what comes to all under a version."""
@@ -96,7 +98,7 @@ class _Fleet:
         before = {one: device.traffic for one, device in self.devices.items()}
         topic = Topics("lab").shared_chunks(version)
         assert self.coordinator._link.publish(topic, bytes(10_000))
-        self.coordinator.publish(_ANNOUNCEMENT)  # comes behind it
+        self.coordinator.publish(_announcement(self.turn))  # comes behind it
         seen = lambda one: (  # noqa: E731 - two numbers
             self.devices[one].traffic.payload_down_bytes - before[one].payload_down_bytes
         )
@@ -119,11 +121,11 @@ class _Fleet:
     def _on_coordinator(self, event):
         match event:
             case Connected():
-                self.coordinator.publish(_ANNOUNCEMENT)
-            case PeerMessage(message=Presence(boot_id=boot_id)):
+                self.coordinator.publish(_announcement(self.turn))
+            case PeerMessage(message=Presence(boot_id=boot_id)) if boot_id == str(self.turn):
                 self.here.add(event.device_id)
-                if boot_id == _ASKED:
-                    self.present.add(event.device_id)
+            case PeerMessage(message=Presence(boot_id=boot_id)) if boot_id == _ASKED:
+                self.present.add(event.device_id)
             case Delivered():
                 self.delivered.add(event.device_id)
 
@@ -131,14 +133,20 @@ class _Fleet:
         match event:
             case Disconnected():
                 self.cut_off.add(name)
-            case Connected() | PeerMessage(message=Announcement()):
-                device.publish(Presence(device_id=name, boot_id="b", status="online"))
+            case Connected():
+                self._greet(name, self.turn)
+            case PeerMessage(message=Announcement(round_id=turn)):
+                self._greet(name, turn)
             case PeerMessage(message=Task() as task):
                 self.offers[name] = task.payload, task.shared
                 device.expect(task.payload, task.shared)
             case Received():
                 self.payloads.append(event.path.read_bytes())
                 device.accept(event.offer.transfer_id)
+
+    def _greet(self, name, turn):
+        presence = Presence(device_id=name, boot_id=str(turn), status="online")
+        self.devices[name].publish(presence)
 
 
 @pytest.mark.mosquitto
