@@ -32,7 +32,10 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import make_private_folder
 from protofleet.wire.identity import BundleWithdrawal, public_bytes, sign_statement
 
-_ANEW = "to begin anew with it, stop this run, and name the bundle and another run_dir in the file"
+_ANEW = (
+    "to begin anew with it, stop this run, name the bundle and another run_dir in the file, start "
+    "that run, and let devices fetch it: protofleet bundle publish FILE"
+)
 
 
 class RolloutStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +93,7 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
             has cells.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
-    if config.cells is not None:
-        raise InputError(
-            "bundle publish: expected a federation without [cells]: root and cells would change "
-            "bundles at different times; begin another run, in another run_dir, with the new one"
-        )
+    _check_no_cells(config)
     rows_path = _ledger(config)
     old = plan_in_place(config)
     new = make_plan(msgspec.structs.replace(config, bundle=path))
@@ -109,6 +108,35 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
             old.bundle.digest,
             sequence=max(manifest.sequence, manifest.replaces_up_to),
             settings=settings,
+        )
+    return read_rollout(config)
+
+
+def publish_own(config: FederationConfig, *, max_failures: float) -> RolloutStatus:
+    """Let devices of another run of the federation have this run's bundle, whatever its layout.
+
+    All at once, because no round opens without them. Durable when this returns.
+
+    Args:
+        config: the federation file.
+        max_failures: share of the devices; if more fail, it pauses.
+
+    Raises:
+        InputError: no run was started, or another roll-out is under way, or the run has cells.
+        RefusedError: the bundle breaks a rule, or its signer is not trusted.
+    """
+    rows_path = _ledger(config)
+    _check_no_cells(config)
+    bundle = plan_in_place(config).bundle
+    _keep(config.run_dir, bundle)
+    settings = RolloutSettings(max_failures=max_failures, max_loss=0.0, on_failure="pause")
+    with closing(open_database(rows_path, SCHEMA)) as db:
+        RolloutRows(db).begin(
+            bundle.digest,
+            "",
+            sequence=max(bundle.manifest.sequence, bundle.manifest.replaces_up_to),
+            settings=settings,
+            stage=len(STAGES) - 1,
         )
     return read_rollout(config)
 
@@ -128,6 +156,11 @@ def take_back(config: FederationConfig, key: Ed25519PrivateKey | None) -> Rollou
         found = rows.latest()
         if found is None or found.state == "taken_back" or found.withdrawal:
             raise InputError(f"run folder {config.run_dir}: no bundle was published, or it is back")
+        if not found.former and not found.under_way:
+            raise InputError(
+                f"run folder {config.run_dir}: there is none before its bundle; devices' states of "
+                "the run before stay in their stores"
+            )
         if found.under_way:
             rows.move(found, "taken_back")
         else:
@@ -202,6 +235,14 @@ def _has_rounds(config: FederationConfig) -> bool:
     with closing(open_database(_ledger(config), SCHEMA)) as db:
         found = db.execute("SELECT 1 FROM rounds WHERE phase = 'committed' LIMIT 1").fetchone()
     return found is not None
+
+
+def _check_no_cells(config: FederationConfig) -> None:
+    if config.cells is not None:
+        raise InputError(
+            "bundle publish: expected a federation without [cells]: root and cells would change "
+            "bundles at different times; begin another run, in another run_dir, with the new one"
+        )
 
 
 def _check_later(old: Bundle, new: Bundle) -> None:

@@ -275,5 +275,6 @@ def _check_same(what: str, device_id: str, expected: str, got: str) -> None:
         raise RefusedError(
             what,
             f"device '{device_id}': expected {what} {expected[:12]}, got {got[:12] or 'none'}; "
-            "provision it with this federation's bundle",
+            "provision it with this federation's bundle, or let it fetch that: protofleet bundle "
+            "publish FILE",
         )

@@ -115,7 +115,7 @@ class Rollouts:
             return ()
         if found.target != ours:  # also when it is complete, until the server has it, too
             return (found.target,)
-        return () if found.withdrawal else (found.former,)
+        return (found.former,) if found.former and not found.withdrawal else ()
 
     @property
     def withdrawal(self) -> str:

@@ -77,7 +77,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: counts them.
-        target: digest of the bundle; ``former``: of the one before.
+        target: digest of the bundle; ``former``: of the one before; empty: it is the run's own
+            from the start, for devices of another run.
         sequence: the largest whose place it may take.
         state: where it stands, since ``since_s`` (Unix seconds).
         stage: index into ``STAGES``.
@@ -166,6 +167,7 @@ class RolloutRows:
         *,
         sequence: int,
         settings: RolloutSettings,
+        stage: int = 0,
     ) -> None:
         """A bundle is published; durable when this returns.
 
@@ -187,7 +189,7 @@ class RolloutRows:
                 settings=settings,
                 withdrawal="",
                 state="running",
-                stage=0,
+                stage=stage,
             )
 
     def withdraw(self, found: Rollout, *, sequence: int, withdrawal: str) -> None:

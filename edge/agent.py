@@ -227,7 +227,7 @@ class Agent:
         except RefusedError as error:
             # Perhaps an older run's, or a stranger's: the device stays, and says what it waits for.
             self._refusals.note("waiting for another coordinator", error)
-            if error.rule == "bundle" and self._taken_back(announcement):
+            if error.rule == "bundle" and self._follows(announcement):
                 return
             if error.rule in {"bundle", "layout"}:
                 self._waiting.announced(announcement, retained=True, mismatch=str(error))
@@ -264,20 +264,27 @@ class Agent:
         except StorageError as error:
             self._warn("no bundle can be fetched now: %s", error)  # it is offered again
 
-    def _taken_back(self, announcement: Announcement) -> bool:
-        """Whether the federation runs the bundle before again, and this device does, too."""
+    def _follows(self, announcement: Announcement) -> bool:
+        """Whether the federation runs the bundle before again, and this device does, too.
+
+        If it is one that the device never had, it may be offered.
+        """
         try:
             self._run.check_epoch(announcement)
             if not self._upgrades.is_taken_back(announcement):
+                self._upgrades.runs_another(announcement)
                 return False
         except RefusedError as error:
             self._refusals.note("kept its bundle", error)
             return False
-        if self._round.phase is not DevicePhase.IDLE:
-            self._round.next = None
-            self._round.drop("its bundle was taken back")
+        self._end_round("its bundle was taken back")
         self._switch(self._upgrades.go_back())
         return True
+
+    def _end_round(self, reason: str) -> None:
+        if self._round.phase is not DevicePhase.IDLE:
+            self._round.next = None
+            self._round.drop(reason)
 
     def _switch(self, figures: dict[str, Any]) -> None:
         """The store has another bundle from here on: this process ends its part with the former."""
@@ -383,12 +390,17 @@ class Agent:
 
     def _upgrade(self) -> None:
         """Go on with a bundle that was offered, and switch to it between two rounds."""
-        idle = self._round.idle
+        ended = self._upgrades.ended and self._round.phase is not DevicePhase.TRAIN
+        idle = self._round.idle or ended
         if self._upgrades.advance(idle=idle and not self._participation.held):
             self._presence.progress = self._upgrades.progress
             self._presence.publish(self._participation.held)
         if idle and self._upgrades.due and not self.switched:
-            self._switch(self._upgrades.switch())
+            if ended:
+                self._end_round("the federation has begun another run")
+            figures = self._upgrades.switch()
+            if figures is not None:
+                self._switch(figures)
 
     def _tell_waiting(self) -> None:
         self._endpoint.listen_again()

@@ -95,7 +95,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state``, ``rule`` and ``reason`` as in ``wire.messages.BundleProgress``; ``attempts``:
     processes that have begun to verify and rehearse it; ``sequence``, ``layout_hash``: of its
-    manifest, once that is verified; ``transfer_id``: of its transfer.
+    manifest, once that is verified; ``transfer_id``: of its transfer. ``moves``: it is another
+    run's, to which the state moves.
     """
 
     bundle: str
@@ -104,6 +105,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     sequence: int = 0
     layout_hash: str = ""
+    moves: bool = False
     rule: str = ""
     reason: str = ""
 
@@ -111,8 +113,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     """What a device goes back to if the bundle that took its place is taken back.
 
-    ``sequence``: the store's before. ``settled``: the federation runs the new bundle, so that only
-    a statement of its signer takes the device back.
+    ``sequence``, ``former``: the store's before. ``settled``: the federation runs the new bundle,
+    so that only a statement of its signer takes the device back.
     """
 
     binding: Binding
@@ -120,7 +122,14 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     state: StoredState | None
     sequence: int
+    former: PersonalState | None = None
     settled: bool = False
+
+    @property
+    def states(self) -> tuple[StoredState, ...]:
+        """Whose contents must be kept."""
+        known = (self.state, self.former and self.former.state)
+        return tuple(one for one in known if one)
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,8 +184,10 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bundles(self) -> tuple[str, ...]:
         """Digests of the bundles that must be kept."""
-        others = (self.former and self.former.binding, self.fallback and self.fallback.binding)
-        found = [binding.bundle for binding in (self.binding, *others) if binding]
+        back = self.fallback
+        others = (self.former, back, back and back.former)
+        found = [self.binding.bundle] if self.binding else []
+        found += [one.binding.bundle for one in others if one]
         if self.candidate is not None and self.candidate.state != "failed":
             found.append(self.candidate.bundle)
         return tuple(found)
@@ -204,7 +215,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
         found += [self.delivered.update] if self.delivered else []
         found += self.former.state.files if self.former else ()
-        found += self.fallback.state.files if self.fallback and self.fallback.state else ()
+        for state in self.fallback.states if self.fallback else ():
+            found += state.files
         return tuple(found)
 
 

@@ -149,7 +149,7 @@ class Membership:
                 "back at bundle %s: no round has counted since", _short(self._binding.bundle)
             )
         elif move is not None:
-            _tell(move, bound.bundle, self._binding.bundle)
+            tell_move(move, bound.bundle, self._binding.bundle)
             sequence = self._bundle.manifest.sequence
             store.commit_moved(self._binding, move.start, sequence=sequence)
         return move
@@ -297,22 +297,20 @@ def check_inputs(old: Preprocessing, new: Preprocessing) -> tuple[str, ...]:
     return ()
 
 
-def _planned(store: Store, new: Bundle) -> Move:
-    """What the store takes along; errors name it, and what else a person can do."""
-    folder, personal = store.folder, store.journal.in_use
-    try:
-        if personal is None:
-            move = Move(tensors=(), start=None, notes=("no round has counted: nothing to keep",))
-        else:
-            copy = bundle_path(folder, personal.binding.bundle)
-            if not copy.exists():
-                raise ProvisionError("it has no copy of its bundle to compare the new one with")
-            move = plan(*read_personal(folder), Bundle.open(copy, any_signer=True), new)
-    except ProtofleetError as error:
-        raise ProvisionError(
-            f"device store '{folder}': cannot move to bundle {_short(new.digest)}: {error}; "
-            f"{store.remedy}"
-        ) from error
+def plan_move(store: Store, new: Bundle) -> Move:
+    """What a store takes along to a verified bundle.
+
+    Raises:
+        ProtofleetError: its state cannot move there.
+    """
+    personal = store.journal.in_use
+    if personal is None:
+        move = Move(tensors=(), start=None, notes=("no round has counted: nothing to keep",))
+    else:
+        copy = bundle_path(store.folder, personal.binding.bundle)
+        if not copy.exists():
+            raise ProvisionError("it has no copy of its bundle to compare the new one with")
+        move = plan(*read_personal(store.folder), Bundle.open(copy, any_signer=True), new)
     pending = store.journal.pending
     if pending is not None:
         note = f"the update of round {pending.round_id}, which had no receipt yet, is dropped"
@@ -320,7 +318,19 @@ def _planned(store: Store, new: Bundle) -> Move:
     return move
 
 
-def _tell(move: Move, old: str, new: str) -> None:
+def _planned(store: Store, new: Bundle) -> Move:
+    """As ``plan_move``; errors name the store, and what else a person can do."""
+    try:
+        return plan_move(store, new)
+    except ProtofleetError as error:
+        raise ProvisionError(
+            f"device store '{store.folder}': cannot move to bundle {_short(new.digest)}: {error}; "
+            f"{store.remedy}"
+        ) from error
+
+
+def tell_move(move: Move, old: str, new: str) -> None:
+    """Log what becomes of every tensor on the way from one bundle, by digest, to another."""
     _log.warning("moving from bundle %s to %s: %s", _short(old), _short(new), move)
     for line in (*move.tensors, *move.notes):
         _log.warning("  %s", line)

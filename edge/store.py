@@ -36,6 +36,7 @@ from protofleet.edge.journal import (
     BLOB_SUFFIX,
     BUNDLE_SUFFIX,
     Binding,
+    Fallback,
     Journal,
     Pending,
     PersonalState,
@@ -195,7 +196,13 @@ class Store:
             )
 
     def commit_moved(
-        self, binding: Binding, start: Mapping[str, NDArray[Any]] | None, *, sequence: int = 0
+        self,
+        binding: Binding,
+        start: Mapping[str, NDArray[Any]] | None,
+        *,
+        sequence: int = 0,
+        fallback: Fallback | None = None,
+        replaced: tuple[str, ...] = (),
     ) -> None:
         """Belong to another bundle of the same federation from now on.
 
@@ -206,6 +213,8 @@ class Store:
             binding: the new one.
             start: tensors of the state that training begins with; None: the strategy's own.
             sequence: of the new bundle.
+            fallback: of the journal from now on.
+            replaced: of the journal from now on.
         """
         journal, state = self.journal, None
         if start is not None:
@@ -218,6 +227,8 @@ class Store:
             state=state,
             former=journal.in_use,
             sequence=max(journal.sequence, sequence),
+            fallback=fallback,
+            replaced=replaced,
         )
         self._commit(moved)
         self._drop_downloads()

@@ -11,6 +11,10 @@ and a kill leaves either bundle whole. The bundle before stays with its state be
 As long as the federation does not run the new bundle itself, its announcement alone takes the
 device back; from then on (*settled*) only a statement of the bundle's signer does, for what is
 older may have what the newer has repaired.
+
+A federation that begins another run, with a bundle of whatever layout, hands it to the devices of
+the run before in the same way. Rounds of that run are over; a device *moves* its state (``move``):
+what fits by name and shape goes along, all of it stays beside.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from protofleet.bundle import Bundle, keys
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import move_whole
 from protofleet.edge.journal import Binding, Candidate, Fallback, bundle_path
-from protofleet.edge.move import check_inputs
+from protofleet.edge.move import Move, check_inputs, plan_move, tell_move
 from protofleet.edge.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
 from protofleet.federation.compatibility import check_compatible
@@ -75,6 +79,7 @@ class Upgrades:
         self._endpoint, self._store, self._manifest = endpoint, store, manifest
         self._rehearse, self._trusted = rehearse, trusted
         self._announced: Announcement | None = None
+        self._other_run: Announcement | None = None
         self._offer: BundleOffer | None = None
         self._outcomes: deque[Candidate] = deque()
         self._checking: threading.Thread | None = None
@@ -102,21 +107,24 @@ class Upgrades:
         """
         payload = self._checked(offer)
         known = self._store.journal.candidate
-        if known is not None and known.bundle == offer.bundle and known.state != "failed":
-            self._endpoint.remember_bundle(payload.transfer_id)
-        elif known is not None and known.bundle != offer.bundle:
+        wanted = (offer.bundle, self._is_of_other_run(offer.bundle))
+        if known is not None and (known.bundle, known.moves) != wanted:
             self._store.commit(candidate=None)
+        elif known is not None and known.state != "failed":
+            self._endpoint.remember_bundle(payload.transfer_id)
         self._offer = offer
         self._endpoint.expect_bundle(payload, offer.shared)
 
     def _checked(self, offer: BundleOffer) -> TransferOffer:
         """The offer's transfer, if the offer may be taken up."""
         payload, journal = offer.payload, self._store.journal
-        if self._announced is None or journal.binding is None:
+        told = self._announced is not None or self._is_of_other_run(offer.bundle)
+        if not told or journal.binding is None:
             raise RefusedError("announcement", "bundle: expected an announcement that fits first")
         if payload is None or (payload.kind, payload.round_id) != ("bundle", 0):
             raise RefusedError("kind", "bundle: expected a transfer of kind 'bundle' and round 0")
         held = (journal.former, journal.fallback)
+        least = journal.sequence + self._is_of_other_run(offer.bundle)
         ours = {journal.binding.bundle, *(one.binding.bundle for one in held if one)}
         rules = (
             ("bundle", self._rehearse is not None, "none: this device keeps no bundles", "one"),
@@ -124,8 +132,8 @@ class Upgrades:
             ("has-bundle", offer.bundle not in ours, "another one than it has", offer.bundle[:16]),
             (
                 "sequence",
-                offer.sequence >= journal.sequence or self._is_restored(offer.bundle),
-                f"sequence {journal.sequence} or later, or its signer's word",
+                offer.sequence >= least or self._is_restored(offer.bundle),
+                f"sequence {least} or later, or its signer's word",
                 offer.sequence,
             ),
         )
@@ -155,33 +163,38 @@ class Upgrades:
         except OSError as error:
             self._endpoint.reject_bundle(transfer_id, "disk", f"bundle: {error}")
             return
-        self._store.commit(candidate=Candidate(bundle=offer.bundle, transfer_id=transfer_id))
+        moves = self._is_of_other_run(offer.bundle)
+        candidate = Candidate(bundle=offer.bundle, transfer_id=transfer_id, moves=moves)
+        self._store.commit(candidate=candidate)
         self._endpoint.accept(transfer_id)
 
     def advance(self, *, idle: bool) -> bool:
         """Go on with the bundle that was fetched; whether there is news for the presence.
 
         Args:
-            idle: whether no round is in progress and nothing holds the device: it may rehearse.
+            idle: whether no round that counts is in progress and nothing holds the device: it may
+                rehearse.
         """
         while self._outcomes:
             candidate = self._outcomes.popleft()
             if candidate.state in ("tested", "failed"):
                 self._checking = None
             present = self._store.journal.candidate
-            if present is None or present.transfer_id != candidate.transfer_id:
-                continue  # another one was offered since
-            self._store.commit(candidate=candidate)
-            if candidate.state == "failed":
-                _log.warning("bundle %s failed: %s", candidate.bundle[:16], candidate.reason)
-                refusal = (candidate.transfer_id, candidate.rule, candidate.reason)
-                self._endpoint.reject_bundle(*refusal)
+            if present is not None and present.transfer_id == candidate.transfer_id:
+                self._keep(candidate)  # else another one was offered since
         known = self._store.journal.candidate
         waits = known is not None and known.state in ("fetched", "verified")
         if idle and waits and known is not None and self._checking is None:
             self._begin(known)
         before, self._told = self._told, self.progress
         return self._told != before
+
+    def _keep(self, candidate: Candidate) -> None:
+        self._store.commit(candidate=candidate)
+        if candidate.state == "failed":
+            _log.warning("bundle %s failed: %s", candidate.bundle[:16], candidate.reason)
+            refusal = (candidate.transfer_id, candidate.rule, candidate.reason)
+            self._endpoint.reject_bundle(*refusal)
 
     def _begin(self, candidate: Candidate) -> None:
         """Check it in a thread of its own; what a process dies of is not tried for ever."""
@@ -236,13 +249,35 @@ class Upgrades:
                 self._store.check_sequence(bundle.manifest)
             except ProvisionError as error:
                 raise RefusedError("sequence", str(error)) from error
-        check_compatible(self._manifest, bundle.manifest)
-        check_inputs(self._manifest.preprocessing, bundle.manifest.preprocessing)
+        if candidate.moves:
+            self._check_later(bundle.manifest)
+            self._planned(bundle)
+        else:
+            check_compatible(self._manifest, bundle.manifest)
+            check_inputs(self._manifest.preprocessing, bundle.manifest.preprocessing)
         return bundle
+
+    def _check_later(self, manifest: Manifest) -> None:
+        """No old run's bundle brings a device back there."""
+        least, sequence = self._store.journal.sequence + 1, manifest.sequence
+        if max(sequence, manifest.replaces_up_to) < least:
+            raise RefusedError(
+                "sequence",
+                f"bundle '{manifest.name}': expected sequence {least} or later for another run, "
+                f"got {sequence}; export it with --sequence {least}",
+            )
+
+    def _planned(self, bundle: Bundle) -> Move:
+        try:
+            return plan_move(self._store, bundle)
+        except ProtofleetError as error:
+            raise RefusedError(
+                "layout", f"bundle '{bundle.manifest.name}': this device's state stays: {error}"
+            ) from error
 
     def announced(self, announcement: Announcement) -> None:
         """Take an announcement that names the present bundle, and passes every other rule."""
-        self._announced = announcement
+        self._announced, self._other_run = announcement, None
         journal = self._store.journal
         fallback, binding = journal.fallback, journal.binding
         runs_ours = binding is not None and announcement.bundle == binding.bundle
@@ -250,6 +285,22 @@ class Upgrades:
             sequence = max(journal.sequence, self._manifest.sequence)
             settled = msgspec.structs.replace(fallback, settled=True)
             self._store.commit(sequence=sequence, fallback=settled)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run of the present bundle is over, because the federation has begun another.
+
+        Its rounds count no more, wherever the device stands in one.
+        """
+        return self._other_run is not None
+
+    def runs_another(self, announcement: Announcement) -> None:
+        """Take an announcement of another run, which names another bundle than the present one."""
+        self._other_run = announcement
+
+    def _is_of_other_run(self, digest: str) -> bool:
+        other = self._other_run
+        return other is not None and digest == other.bundle and not self._is_restored(digest)
 
     def is_taken_back(self, announcement: Announcement) -> bool:
         """Whether an announcement that does not name the present bundle takes the device back.
@@ -281,6 +332,7 @@ class Upgrades:
             settings=fallback.settings,
             state=fallback.state,
             sequence=fallback.sequence,
+            former=fallback.former,
             received=None,
             pending=None,
             delivered=None,
@@ -295,36 +347,74 @@ class Upgrades:
     def due(self) -> bool:
         """Whether the device is to switch as soon as no round is in progress."""
         candidate, announced = self._store.journal.candidate, self._announced
-        if candidate is None or announced is None or candidate.state != "tested":
+        if candidate is None or candidate.state != "tested":
             return False
-        return candidate.bundle in (announced.bundle, *announced.bundles)
+        if self._is_of_other_run(candidate.bundle) or candidate.moves:
+            return candidate.moves and self._is_of_other_run(candidate.bundle)
+        return announced is not None and candidate.bundle in (
+            announced.bundle,
+            *announced.bundles,
+        )
 
-    def switch(self) -> dict[str, Any]:
-        """Belong to the bundle that was tested; everything else stays. Figures for the report."""
+    def switch(self) -> dict[str, Any] | None:
+        """Belong to the bundle that was tested.
+
+        Everything else stays; but to another run's the state moves.
+
+        Returns:
+            Figures for the report; None: the state cannot move after all, and the bundle has
+            failed.
+        """
         journal = self._store.journal
         candidate, left = journal.candidate, journal.binding
         if candidate is None or left is None:
-            return {}
-        restored = self._is_restored(candidate.bundle)
+            return None
+        binding = Binding(
+            federation=left.federation, bundle=candidate.bundle, layout_hash=candidate.layout_hash
+        )
         fallback = Fallback(
             binding=left,
             strategy=journal.strategy,
             settings=journal.settings,
             state=journal.state,
             sequence=journal.sequence,
+            former=journal.former,
         )
+        replaced = _replaced(journal.replaced, left.bundle, candidate.bundle)
+        figures = {"bundle": candidate.bundle, "former": left.bundle}
+        if candidate.moves:
+            fates = self._move(candidate, binding, fallback, replaced)
+            return None if fates is None else {**figures, "taken_back": False, "tensors": fates}
+        restored = self._is_restored(candidate.bundle)
         self._store.commit(
-            binding=Binding(
-                federation=left.federation,
-                bundle=candidate.bundle,
-                layout_hash=candidate.layout_hash,
-            ),
+            binding=binding,
             candidate=None,
             fallback=fallback,
             sequence=candidate.sequence if restored else journal.sequence,
-            replaced=_replaced(journal.replaced, left.bundle, candidate.bundle),
+            replaced=replaced,
         )
-        return {"bundle": candidate.bundle, "former": left.bundle, "taken_back": restored}
+        return {**figures, "taken_back": restored}
+
+    def _move(
+        self,
+        candidate: Candidate,
+        binding: Binding,
+        fallback: Fallback,
+        replaced: tuple[str, ...],
+    ) -> dict[str, list[str]] | None:
+        """Move the store; names of its tensors by what became of them."""
+        path = bundle_path(self._store.folder, candidate.bundle)
+        try:
+            move = self._planned(Bundle.open(path, trusted=self._trusted))
+        except RefusedError as error:  # a round may have counted since it was tested
+            self._keep(_failed(candidate, error.rule, str(error)))
+            return None
+        tell_move(move, fallback.binding.bundle, binding.bundle)
+        sequence = candidate.sequence
+        self._store.commit_moved(
+            binding, move.start, sequence=sequence, fallback=fallback, replaced=replaced
+        )
+        return move.by_fate()
 
     def _is_restored(self, digest: str) -> bool:
         """Whether the signer of the present bundle says that devices go back to ``digest``."""

@@ -37,6 +37,7 @@ _ELSEWHERE = {
     "bundle status": "asks a running federation: tests/e2e/test_rollout.py",
     "chaos": "a quarter of an hour: tests/e2e/test_chaos.py",
     "coordinator run": "serves until its rounds are over: tests/test_readme.py",
+    "coordinator stop": "asks a running federation: tests/e2e/test_operation.py",
     "demo": "a minute: tests/e2e/test_demo.py",
     "device enroll": "needs an invitation of a running broker: tests/test_readme.py",
     "device invite": "waits at a running broker: tests/test_readme.py",

@@ -22,7 +22,7 @@ _SHOWN = 20
 
 @click.command()
 @_FILE
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--first", type=click.IntRange(min=1), default=1, help="Devices of the first stage.")
 @click.option(
     "--share",
@@ -53,7 +53,7 @@ _SHOWN = 20
 @_JSON
 def publish(
     file: Path,
-    path: Path,
+    path: Path | None,
     *,
     trust_files: tuple[Path, ...],
     as_json: bool,
@@ -63,14 +63,32 @@ def publish(
 
     First one device, then 5 %, then the rest: each fetches it from the coordinator, checks and
     rehearses it, and switches to it between two rounds.
+
+    Without PATH it is the run's own bundle, of whatever layout, for all devices that took part in
+    another run of the federation: each takes along what fits of its state, by name and shape, and
+    keeps all of it beside. Too many failures pause it; of the options, --max-failures counts.
     """
     import msgspec
 
-    from protofleet.coordinator.publish import publish as begin
+    from protofleet.coordinator import publish as to
     from protofleet.coordinator.rollout_rows import RolloutSettings
 
     chosen = msgspec.convert(settings, RolloutSettings)
-    _tell(begin(_config(file, trust_files), path, chosen), as_json=as_json)
+    config = _config(file, trust_files)
+    if path is None:
+        _refuse_stages()
+        _tell(to.publish_own(config, max_failures=chosen.max_failures), as_json=as_json)
+    else:
+        _tell(to.publish(config, path, chosen), as_json=as_json)
+
+
+def _refuse_stages() -> None:
+    """Options that the run's own bundle cannot follow are an error, not silence."""
+    context = click.get_current_context()
+    for name in ("first", "share", "max_loss", "by_hand", "on_failure"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} needs PATH: the run's own bundle goes to all at once")
 
 
 @click.command()

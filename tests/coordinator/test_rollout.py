@@ -13,11 +13,18 @@ from tiny_bundle import tiny_bundle
 from tiny_plan import tiny  # noqa: F401 - a fixture
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.publish import plan_in_place, publish, read_rollout, steer, take_back
+from protofleet.coordinator.publish import (
+    plan_in_place,
+    publish,
+    publish_own,
+    read_rollout,
+    steer,
+    take_back,
+)
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rollout_rows import RolloutSettings
-from protofleet.errors import InputError
+from protofleet.errors import InputError, RefusedError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.records import EvaluationRecord, UpdateRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
@@ -66,6 +73,22 @@ class _Fleet:
             progress=progress,
         )
         self.registry.presence(name, presence, time.monotonic())
+        self.rollouts.on_presence(name, presence)
+
+    def has_another(self, name, state=""):
+        """The device says that it has the bundle of another run."""
+        progress = BundleProgress(bundle=self.target, state=state) if state else None
+        presence = Presence(
+            device_id=name,
+            boot_id="b",
+            status="online",
+            bundle="ab" * 32,
+            layout_hash="cd" * 32,
+            takes_bundles=True,
+            progress=progress,
+        )
+        with pytest.raises(RefusedError, match="bundle publish FILE"):
+            self.registry.presence(name, presence, time.monotonic())
         self.rollouts.on_presence(name, presence)
 
     @property
@@ -264,6 +287,55 @@ def test_a_bundle_that_cannot_take_the_place_is_not_published(fleet, tmp_path, k
     nowhere = msgspec.structs.replace(later, run_dir=tmp_path / "nowhere")
     with pytest.raises(InputError, match="no run was started"):
         publish(nowhere, new, RolloutSettings())
+
+
+def test_a_runs_own_bundle_goes_to_devices_of_another_run_at_once(fleet, new):
+    """They cannot take part without it, so that no stage waits for a round of theirs."""
+    bundle = fleet.plan.bundle.digest
+    others = fleet.names[1:]
+    for name in others:
+        fleet.has_another(name)
+    publish_own(fleet.config, max_failures=0.1)
+    assert not fleet.watch()  # nothing else is announced
+    assert fleet.rollouts.bundles == ()
+    first = fleet.offered
+    assert len(first) == 32
+    assert fleet.names[0] not in first
+    fleet.has_another(first[0], state="tested")
+    assert read_rollout(fleet.config).counts == {"offered": 31, "tested": 1}
+    for name in first:
+        fleet.rollouts.fetched(name)
+    fleet.watch()
+    rest = fleet.offered
+    assert {*first, *rest} == set(others)
+    fleet.confirm([*first, *rest])
+    fleet.watch()
+    found = read_rollout(fleet.config)
+    assert (found.rollout.state, found.active) == ("complete", bundle)
+    assert not fleet.rollouts.switches(_BETWEEN)
+    assert not fleet.rollouts.drains
+    with pytest.raises(InputError, match="there is none before"):
+        take_back(fleet.config, None)
+    fleet.has_another("late")
+    fleet.watch()
+    assert fleet.offered == ["late"]
+    # A bundle of the same layout may follow, as in any run.
+    publish(fleet.config, new, RolloutSettings())
+
+
+def test_too_many_failures_pause_a_runs_own_bundle(fleet):
+    for name in fleet.names:
+        fleet.has_another(name)
+    publish_own(fleet.config, max_failures=0.1)
+    fleet.watch()
+    for name in fleet.offered[:4]:
+        fleet.rollouts.refused(name, "layout", "this device's state stays")
+    fleet.watch()
+    found = read_rollout(fleet.config)
+    assert found.rollout.state == "paused"
+    assert "this device's state stays" in found.rollout.reason
+    assert fleet.offered == []
+    assert take_back(fleet.config, None).rollout.state == "taken_back"
 
 
 def test_another_process_of_the_coordinator_goes_on(fleet, new):

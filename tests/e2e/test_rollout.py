@@ -11,14 +11,19 @@ from pathlib import Path
 import onnx
 import pytest
 import tiny_bundle as tiny_bundle_module
+import torch
 from click.testing import CliRunner
 from tiny_bundle import PROGRAMS, tiny_bundle
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.bundle import bundle as commands
+from protofleet.cli.coordinator import coordinator as of_coordinators
 from protofleet.edge.journal import bundle_path
-from protofleet.edge.store import Store
+from protofleet.edge.store import Store, load_state
+from protofleet.export.build import BundleSpec, export_bundle
+from protofleet.export.models import build_model
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 
@@ -222,6 +227,73 @@ def test_cut_by_power_loss_at_one_write_after_the_other_the_upgrade_comes_throug
     assert (told["active"], told["counts"]) == (new, {"confirmed": 1})
     numbers = [event["round_id"] for event in _closed(coordinator)]
     assert numbers == sorted(set(numbers))
+
+
+def _perceptron(path, key, hidden, sequence):
+    torch.manual_seed(sequence)
+    spec = BundleSpec(
+        name=path.stem,
+        strategy="ditto",
+        settings={"epochs": 1, "batch_size": 16, "optimiser": {"kind": "sgd", "lr": 0.05}},
+        classes=("class0", "class1", "class2"),
+        preprocessing=Preprocessing(input_shape=(4,)),
+        sequence=sequence,
+    )
+    export_bundle(build_model("mlp", inputs=4, hidden=hidden, classes=3), spec, out=path, key=key)
+    return path, Bundle.open(path, any_signer=True).digest
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_devices_of_a_run_before_fetch_a_bundle_of_another_layout_and_take_along_what_fits(
+    make_federation, tmp_path, key, keyed
+):
+    first, old = _perceptron(tmp_path / "first.pfb", key, (8, 8), 1)
+    wider, new = _perceptron(tmp_path / "wider.pfb", key, (8, 12), 2)
+    run = make_federation("run", first, 2)
+    stores = {name: run.folder / f"store-{name}" for name in run.devices}
+    if keyed:
+        enrol_here(run.folder / "federation", "home", stores, run.url)
+
+    def write(rounds):
+        run.write(rounds=rounds)
+        run.file.write_text('keys = "federation"\n' * keyed + run.file.read_text())
+
+    write(5000)
+    coordinator = run.start_coordinator()
+    devices = {name: run.start_device(name) for name in run.devices}
+    _await_rounds(coordinator, 3)
+    stopped = CliRunner().invoke(of_coordinators, ["stop", str(run.file)])
+    assert stopped.exit_code == 0, stopped.output
+    assert coordinator.finish() == 0
+
+    # Another run: what devices were told and have trained for the one before is over.
+    run.bundle = wider
+    write(3)
+    run.file.write_text(run.file.read_text().replace('run_dir = "run"', 'run_dir = "other"'))
+    coordinator = run.start_coordinator()
+    coordinator.wait_for(_of("device_refused", rule="bundle"))
+    assert _say("publish", run.file)["rollout"]["target"] == new
+    devices["device0"].wait_for(_of("switched", bundle=new, former=old))
+    devices["device1"].kill()  # wherever it stands; it is started as ever
+    run.bundle = first
+    devices["device1"] = run.start_device("device1")
+    assert coordinator.finish() == 0, coordinator.log
+    told = _say("status", run.file)
+    assert (told["active"], told["counts"]) == (new, {"confirmed": 2})
+
+    (switched,) = filter(_of("switched"), devices["device0"].events)
+    tensors = switched["tensors"]
+    kept = [name for name in tensors["kept"] if name.startswith("params/")]
+    assert kept == ["params/body.0.bias", "params/body.0.weight", "params/head.bias"]
+    assert "params/head.weight" in tensors["new"]
+    assert all(device.finish() == 0 for device in devices.values())
+    for store in stores.values():
+        with Store.open(store) as opened:
+            journal = opened.journal
+            assert (journal.binding.bundle, journal.last_round_id) == (new, 3)
+            assert journal.fallback.binding.bundle == old
+            assert load_state(store, journal.fallback.state).round_id >= 3
 
 
 def _has(coordinator, bundle):

@@ -19,7 +19,7 @@ from trained_round import trained_round
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge.journal import Binding, bundle_path
-from protofleet.edge.store import Store
+from protofleet.edge.store import Store, load_state
 from protofleet.edge.training import LocalData
 from protofleet.edge.trial import rehearse
 from protofleet.edge.upgrade import ATTEMPTS, Upgrades, bundle_in_place
@@ -61,7 +61,9 @@ def _announcement(bundle, *others, withdrawal=""):
 class _Device:
     """A store with a round that has counted, and what it does about bundles."""
 
-    def __init__(self, folder, present, rehearsed=lambda _bundle, _path: None):
+    def __init__(
+        self, folder, present, rehearsed=lambda _bundle, _path: None, strategy="fedavg", state=None
+    ):
         self.store = Store.open(folder / "store", device_id="d")
         binding = Binding(
             federation="lab", bundle=present.digest, layout_hash=present.manifest.layout_hash
@@ -69,8 +71,8 @@ class _Device:
         if self.store.journal.binding is None:
             self.store.keep_bundle(present)
             self.store.bind(binding, sequence=present.manifest.sequence)
-            self.store.bind_strategy("fedavg", {})
-            state = ClientState(round_id=3, tensors={"a": np.ones(3, np.float32)})
+            self.store.bind_strategy(strategy, {})
+            state = ClientState(round_id=3, tensors=state or {"a": np.ones(3, np.float32)})
             self.store.commit_trained(trained_round(state, b"update"), transfer_id="t")
             self.store.commit_delivered()
         self.endpoint = FakeDeviceEndpoint(folder / "store" / "parts", Clock(), [], "d")
@@ -230,6 +232,101 @@ def test_what_was_not_signed_or_is_not_what_was_offered_fails_and_changes_nothin
         assert not device.upgrades.due
         assert [path.stem for path in device.store.folder.glob("*.pfb")] == [present.digest]
     assert msgspec.structs.replace(device.store.journal, candidate=None) == before
+
+
+_PERSONAL = {
+    "params/w": np.ones((4, 3), np.float32),
+    "params/b": np.ones(3, np.float32),
+}
+
+
+@pytest.fixture
+def owner(tmp_path, present):
+    """A device with a personal model."""
+    made = _Device(tmp_path, present, strategy="local", state=_PERSONAL)
+    with made.store:
+        yield made
+
+
+def test_to_another_runs_bundle_goes_what_fits_and_all_stays_beside(owner, present, tmp_path):
+    wide = _bundle(tmp_path, 2, classes=5)
+    owner.upgrades.runs_another(_announcement(wide))
+    assert owner.upgrades.ended
+    owner.fetched(_path(tmp_path, 2), wide)
+    assert owner.checked()[-1] == "tested"
+    assert owner.upgrades.due
+    before = owner.store.journal
+    figures = owner.upgrades.switch()
+    assert figures["tensors"]["kept_in_part"] == ["params/b", "params/w"]
+    start = owner.store.load_memory().state
+    assert start.round_id == 0  # the new run counts from 1
+    np.testing.assert_array_equal(start.tensors["params/w"][:, :3], np.ones((4, 3)))
+    initial = wide.model().params["w"]
+    np.testing.assert_array_equal(start.tensors["params/w"][:, 3:], initial[:, 3:])
+    journal = owner.store.journal
+    assert (journal.binding.bundle, journal.sequence) == (wide.digest, 2)
+    assert journal.in_use == before.in_use  # it predicts as before until a round counts
+    assert bundle_in_place(owner.store, present) == bundle_path(owner.store.folder, wide.digest)
+    owner.store.commit_trained(trained_round(_in_round(start, 1), b"new"), transfer_id="n")
+    owner.store.commit_delivered()
+    kept = owner.store.journal.fallback
+    assert (kept.binding, kept.state) == (before.binding, before.state)
+    np.testing.assert_array_equal(
+        load_state(owner.store.folder, kept.state).tensors["params/w"], _PERSONAL["params/w"]
+    )
+    assert {path.stem for path in owner.store.folder.glob("*.pfb")} == {wide.digest, present.digest}
+
+
+def _in_round(state, round_id):
+    return ClientState(round_id=round_id, tensors=state.tensors)
+
+
+def test_a_state_that_would_mean_something_else_in_another_run_stays(owner, tmp_path):
+    longer = _bundle(tmp_path, 2, features=40)
+    before = owner.store.journal
+    owner.upgrades.runs_another(_announcement(longer))
+    owner.fetched(_path(tmp_path, 2), longer)
+    assert owner.checked()[-1] == "failed"
+    assert owner.upgrades.progress.rule == "layout"
+    assert "this device's state stays" in owner.endpoint.receipts[-1].reason
+    assert str(tmp_path) not in owner.endpoint.receipts[-1].reason
+    assert not owner.upgrades.due
+    assert msgspec.structs.replace(owner.store.journal, candidate=None) == before
+
+
+def test_to_another_run_only_a_later_bundle_leads(owner, tmp_path):
+    again = _bundle(tmp_path / "again", 1, classes=5)
+    owner.upgrades.runs_another(_announcement(again))
+    with pytest.raises(RefusedError) as caught:
+        owner.offered(_path(tmp_path / "again", 1), again)
+    assert caught.value.rule == "sequence"
+    payload = owner.offered(_path(tmp_path / "again", 1), again, {"sequence": 9})
+    part = owner.store.folder / "parts" / "one.part"
+    part.write_bytes(_path(tmp_path / "again", 1).read_bytes())
+    owner.upgrades.received(Received("d", payload, part))
+    assert owner.checked()[-1] == "failed"
+    assert owner.upgrades.progress.rule == "sequence"
+
+
+def test_what_was_tested_for_the_same_run_is_tested_again_for_another(owner, present, tmp_path):
+    new = _bundle(tmp_path, 2)
+    owner.fetched(_path(tmp_path, 2), new)
+    owner.checked()
+    owner.upgrades.runs_another(_announcement(new))
+    assert not owner.upgrades.due  # its state would go on, and the rounds count from 1
+    owner.fetched(_path(tmp_path, 2), new)
+    assert owner.checked()[-1] == "tested"
+    assert owner.upgrades.due
+    owner.upgrades.announced(_announcement(present, new))
+    assert not owner.upgrades.due
+    owner.upgrades.runs_another(_announcement(new))
+    owner.upgrades.switch()
+    assert owner.store.journal.last_round_id == 0
+    # Before its new run has greeted it, the run before can have it back as it was.
+    assert owner.upgrades.is_taken_back(_announcement(present))
+    owner.upgrades.go_back()
+    assert (owner.bundle, owner.store.journal.last_round_id) == (present.digest, 3)
+    assert owner.store.journal.former is None
 
 
 def test_a_rehearsal_trains_on_the_devices_data(tmp_path):
