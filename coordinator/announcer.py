@@ -45,8 +45,9 @@ class Announcer:
         rollouts: Rollouts,
         receipts: Receipts,
         lease: Lease | None,
+        run_id: str,
     ) -> None:
-        self._endpoint, self.boot_id = endpoint, boot_id
+        self._endpoint, self.boot_id, self._run_id = endpoint, boot_id, run_id
         self._roll_call, self._operation, self._lease = roll_call, operation, lease
         self._rollouts, self._receipts = rollouts, receipts
 
@@ -90,6 +91,7 @@ class Announcer:
                 bundles=self._rollouts.bundles,
                 withdrawal=self._rollouts.withdrawal,
                 staleness=plan.config.schedule.patience,
+                run_id=self._run_id,
                 receipts=unheard,
             )
         )

@@ -195,7 +195,9 @@ def _named(db: sqlite3.Connection) -> Iterator[str]:
         yield name
     for (reference,) in db.execute("SELECT DISTINCT reference FROM payloads WHERE reference != ''"):
         yield f"references/{reference}.safetensors"
-    for (digest,) in db.execute("SELECT target FROM rollouts UNION SELECT former FROM rollouts"):
+    for (digest,) in db.execute(
+        "SELECT target FROM rollouts UNION SELECT former FROM rollouts WHERE former != ''"
+    ):
         yield f"{BUNDLES}/{digest}{SUFFIX}"
 
 

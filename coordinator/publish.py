@@ -115,23 +115,37 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
 def publish_own(config: FederationConfig, *, max_failures: float) -> RolloutStatus:
     """Let devices of another run of the federation have this run's bundle, whatever its layout.
 
-    All at once, because no round opens without them. Durable when this returns.
+    All at once, because no round opens without them. Where the run itself has changed its bundle,
+    devices with any other are offered it already. Durable when this returns.
 
     Args:
         config: the federation file.
         max_failures: share of the devices; if more fail, it pauses.
 
     Raises:
-        InputError: no run was started, or another roll-out is under way, or the run has cells.
+        InputError: no run was started, or the file names another bundle than the run has, or
+            another roll-out is under way or has changed the run's bundle, or the run has cells.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
     rows_path = _ledger(config)
     _check_no_cells(config)
     bundle = plan_in_place(config).bundle
-    _keep(config.run_dir, bundle)
     settings = RolloutSettings(max_failures=max_failures, max_loss=0.0, on_failure="pause")
     with closing(open_database(rows_path, SCHEMA)) as db:
-        RolloutRows(db).begin(
+        rows = RolloutRows(db)
+        active, found = rows.active(), rows.latest()
+        if bundle.digest != active:
+            raise InputError(
+                f"bundle publish: the run in {config.run_dir} has bundle {active[:16]}, the "
+                f"federation file names {bundle.digest[:16]}: {_ANEW}"
+            )
+        if found is not None and found.former and found.state == "complete":
+            raise InputError(
+                f"bundle publish: nothing to do, the run has rolled out {active[:16]} itself and "
+                "offers it to every device that comes with another bundle"
+            )
+        _keep(config.run_dir, bundle)
+        rows.begin(
             bundle.digest,
             "",
             sequence=max(bundle.manifest.sequence, bundle.manifest.replaces_up_to),

@@ -118,6 +118,7 @@ class Registry:
             live=False,
             num_examples=None if known is None else known.num_examples,
             chunk_bytes=presence.chunk_bytes if presence.chunk_bytes >= MIN_DATA_BYTES else 0,
+            held=presence.held,
             bundle=presence.bundle,
             sequence=presence.sequence,
             takes_bundles=presence.takes_bundles,

@@ -308,6 +308,9 @@ class Rollouts:
         """Whether the devices of a stage that are there have the bundle, and rounds with it."""
         if self._wanted(found):
             return False
+        if not found.former:  # devices of another run, which none of them counts for here
+            there = {one.device_id for one in self._candidates()}
+            return not any(one.state in _PENDING and one.device_id in there for one in stage)
         here = [one for one in stage if one.device_id in self._registry.live]
         if any(one.state in _PENDING for one in here):
             return False
@@ -327,11 +330,16 @@ class Rollouts:
         found = self._rollout
         if found is None:
             return []
-        newest = math.inf if found.withdrawal else found.sequence
+        newest = found.sequence if found.former and not found.withdrawal else math.inf
+        # To what is not the run's bundle yet only devices come that could take part without it.
+        every = found.target == self._plan.bundle.digest
         return [
             one
             for one in self._registry.devices.values()
-            if one.takes_bundles and not one.held and one.sequence <= newest
+            if one.takes_bundles
+            and not one.held
+            and one.sequence <= newest
+            and (every or one.bundle in self._registry.welcome)
         ]
 
     def _wanted(self, found: Rollout) -> list[str]:
@@ -360,18 +368,14 @@ class Rollouts:
             for one in self._devices.values()
             if one.state == "offered" and one.device_id not in self._sent
         )
-        present = {one.device_id for one in self._candidates()}
+        present = {one.device_id: one for one in self._candidates()}
         offered = _first(_OFFERS - fetching, again, self._wanted(found))
         shared = self._plan.config.limits.broadcasts(len(offered))
         for device_id in offered:
             if device_id not in present:
                 continue
-            known = self._devices.get(device_id)
-            if known is None:
-                known = RolloutDevice(
-                    device_id=device_id, stage=found.stage, state="offered", since_s=time.time()
-                )
-                self._note(known, "offered")
+            if device_id not in self._devices and not self._begins(found, present[device_id]):
+                continue
             self._sent.add(device_id)
             self._endpoint.send_bundle(
                 device_id,
@@ -385,6 +389,21 @@ class Rollouts:
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
                 shared=shared,
             )
+
+    def _begins(self, found: Rollout, device: Device) -> bool:
+        """Note that a device is offered the bundle, unless it is known that it will refuse it."""
+        known = RolloutDevice(
+            device_id=device.device_id, stage=found.stage, state="offered", since_s=time.time()
+        )
+        if not found.former and device.sequence >= found.sequence:
+            reason = (
+                f"it has had a bundle of sequence {device.sequence}, and moves to none that is not "
+                f"later: export this run's with --sequence {device.sequence + 1}"
+            )
+            self._note(known, "failed", "sequence", reason)
+            return False
+        self._note(known, "offered")
+        return True
 
 
 def _first(count: int, *groups: Iterable[str]) -> list[str]:

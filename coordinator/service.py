@@ -119,6 +119,7 @@ class Service:
             rollouts=self._rollouts,
             receipts=receipts,
             lease=lease,
+            run_id=ledger.run.run_id,
         )
         self._rounds = make_rounds(
             server,
@@ -331,7 +332,8 @@ class Service:
         device_id, message = incoming.device_id, incoming.message
         try:
             if isinstance(message, Presence):
-                self._on_presence(device_id, message)
+                self._attendance.on_presence(device_id, message)
+                self._rollouts.on_presence(device_id, message)
             elif isinstance(message, Heartbeat):
                 self._attendance.on_heartbeat(device_id, message)
             elif isinstance(message, TransferOffer):
@@ -340,15 +342,6 @@ class Service:
                 self._on_announcement(message, retained=incoming.retained)
         except RefusedError as error:
             self._reporter.refused(device_id, error)
-
-    def _on_presence(self, device_id: str, presence: Presence) -> None:
-        try:
-            self._attendance.on_presence(device_id, presence)
-        except RefusedError as error:
-            if error.rule in {"bundle", "layout"}:  # it may be on its way to this run's
-                self._rollouts.on_presence(device_id, presence)
-            raise
-        self._rollouts.on_presence(device_id, presence)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         if retained or announcement.boot_id == self._announcer.boot_id:

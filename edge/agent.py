@@ -87,7 +87,9 @@ class Agent:
         self._run = AnnouncedRun(who, self._store, learner)
         self._refusals = Refusals(self._warn)
         self._training = TrainingThread(learner, device.wake)
-        self._upgrades = upgrades or Upgrades(device, membership.store, learner.manifest)
+        self._upgrades = upgrades or Upgrades(
+            device, membership.store, learner.manifest, present=who.binding.bundle
+        )
         self._stopped = self._joined = self.switched = False
         self._storage = StorageWait(
             self._store, self._participation, self._tell_held, lambda: self._stopped
@@ -265,26 +267,19 @@ class Agent:
             self._warn("no bundle can be fetched now: %s", error)  # it is offered again
 
     def _follows(self, announcement: Announcement) -> bool:
-        """Whether the federation runs the bundle before again, and this device does, too.
-
-        If it is one that the device never had, it may be offered.
-        """
+        """Whether the federation runs the bundle before again, and this device does, too."""
         try:
-            self._run.check_epoch(announcement)
+            self._run.heard(announcement)
             if not self._upgrades.is_taken_back(announcement):
-                self._upgrades.runs_another(announcement)
                 return False
         except RefusedError as error:
             self._refusals.note("kept its bundle", error)
             return False
-        self._end_round("its bundle was taken back")
-        self._switch(self._upgrades.go_back())
-        return True
-
-    def _end_round(self, reason: str) -> None:
         if self._round.phase is not DevicePhase.IDLE:
             self._round.next = None
-            self._round.drop(reason)
+            self._round.drop("its bundle was taken back")
+        self._switch(self._upgrades.go_back())
+        return True
 
     def _switch(self, figures: dict[str, Any]) -> None:
         """The store has another bundle from here on: this process ends its part with the former."""
@@ -390,17 +385,21 @@ class Agent:
 
     def _upgrade(self) -> None:
         """Go on with a bundle that was offered, and switch to it between two rounds."""
-        ended = self._upgrades.ended and self._round.phase is not DevicePhase.TRAIN
-        idle = self._round.idle or ended
+        over = self._upgrades.has_other_run and self._round.phase is not DevicePhase.TRAIN
+        idle = self._round.idle or over
         if self._upgrades.advance(idle=idle and not self._participation.held):
             self._presence.progress = self._upgrades.progress
             self._presence.publish(self._participation.held)
         if idle and self._upgrades.due and not self.switched:
-            if ended:
-                self._end_round("the federation has begun another run")
+            stood = self._round.progress
             figures = self._upgrades.switch()
-            if figures is not None:
-                self._switch(figures)
+            if figures is None:
+                return
+            if self._round.phase is not DevicePhase.IDLE:
+                ids = {"round_id": stood.round_id, "transfer_id": stood.transfer_id}
+                reason = "the federation has begun another run"
+                self._report("dropped", {**ids, "reason": reason})
+            self._switch(figures)
 
     def _tell_waiting(self) -> None:
         self._endpoint.listen_again()

@@ -29,6 +29,7 @@ class AnnouncedRun:
     def __init__(self, who: Identity, store: Store, learner: Learner) -> None:
         self._who, self._store, self._learner = who, store, learner
         self._announced: Announcement | None = None
+        self._latest: Announcement | None = None
         self._built: tuple[str, dict[str, Any], Strategy] | None = None
 
     def announced(self, announcement: Announcement) -> None:
@@ -37,15 +38,19 @@ class AnnouncedRun:
         The rule is ``federation``, ``bundle``, ``layout``, ``epoch``, ``round`` or ``finish``.
         """
         self._who.check(announcement)
-        if self._announced is not None:
-            check_epoch(announcement, self._announced)
+        self.check_epoch(announcement)
         check_announcement(announcement)
-        self._announced = announcement
+        self._announced = self._latest = announcement
+
+    def heard(self, announcement: Announcement) -> None:
+        """Take note of one that names another bundle; raises RefusedError as ``check_epoch``."""
+        self.check_epoch(announcement)
+        self._latest = announcement
 
     def check_epoch(self, record: Announcement | BundleOffer) -> None:
         """Raise RefusedError, rule ``epoch``, for a record of a coordinator that was replaced."""
-        if self._announced is not None:
-            check_epoch(record, self._announced)
+        if self._latest is not None:
+            check_epoch(record, self._latest)
 
     def check(self, task: Task) -> None:
         """Raise RefusedError unless a task can be one of this run, for this device.

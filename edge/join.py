@@ -208,6 +208,7 @@ def _upgrades(
         endpoint,
         store,
         bundle.manifest,
+        present=bundle.digest,
         rehearse=rehearsed if options.keep_bundle else None,
         trusted=options.trusted,
     )

@@ -95,8 +95,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state``, ``rule`` and ``reason`` as in ``wire.messages.BundleProgress``; ``attempts``:
     processes that have begun to verify and rehearse it; ``sequence``, ``layout_hash``: of its
-    manifest, once that is verified; ``transfer_id``: of its transfer. ``moves``: it is another
-    run's, to which the state moves.
+    manifest, once that is verified; ``transfer_id``: of its transfer. ``moves``: it was verified
+    for another run, to which the state moves, and need not be compatible with the present one.
     """
 
     bundle: str
@@ -113,8 +113,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     """What a device goes back to if the bundle that took its place is taken back.
 
-    ``sequence``, ``former``: the store's before. ``settled``: the federation runs the new bundle,
-    so that only a statement of its signer takes the device back.
+    ``sequence``, ``former``, ``run_id``: the store's before. ``settled``: the federation runs the
+    new bundle, so that only a statement of its signer takes the device back.
     """
 
     binding: Binding
@@ -123,6 +123,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     state: StoredState | None
     sequence: int
     former: PersonalState | None = None
+    run_id: str = ""
     settled: bool = False
 
     @property
@@ -141,6 +142,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     know yet that the device is past that.
     ``former``: what the device predicts with after it has moved to another bundle, until a round
     with that one counts; meanwhile ``state``, of round 0, is what training begins with.
+    ``run_id``: of the run that the state belongs to, once its coordinator has said it.
     ``sequence``: the largest of the bundles that the store has belonged to.
     ``candidate``, ``fallback``: the bundle that comes, and the one before, of a roll-out.
     ``replaced``: digests of bundles whose place others took by roll-outs, the latest last; a
@@ -157,6 +159,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     delivered: SentUpdate | None = None
     payloads: tuple[StoredFile, ...] = ()
     former: PersonalState | None = None
+    run_id: str = ""
     sequence: int = 0
     candidate: Candidate | None = None
     fallback: Fallback | None = None
@@ -182,15 +185,19 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.round_id if self.state else 0
 
     @property
-    def bundles(self) -> tuple[str, ...]:
-        """Digests of the bundles that must be kept."""
+    def own_bundles(self) -> tuple[str, ...]:
+        """Digests of the bundles that the device has had a part in, and that must be kept."""
         back = self.fallback
         others = (self.former, back, back and back.former)
         found = [self.binding.bundle] if self.binding else []
-        found += [one.binding.bundle for one in others if one]
-        if self.candidate is not None and self.candidate.state != "failed":
-            found.append(self.candidate.bundle)
-        return tuple(found)
+        return (*found, *(one.binding.bundle for one in others if one))
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """Digests of the bundles that must be kept."""
+        comes = self.candidate
+        kept = comes is not None and comes.state != "failed"
+        return (*self.own_bundles, comes.bundle) if comes and kept else self.own_bundles
 
     @property
     def stage(self) -> RoundStage:

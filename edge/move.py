@@ -298,7 +298,7 @@ def check_inputs(old: Preprocessing, new: Preprocessing) -> tuple[str, ...]:
 
 
 def plan_move(store: Store, new: Bundle) -> Move:
-    """What a store takes along to a verified bundle.
+    """What a store that nobody else writes to takes along to a verified bundle.
 
     Raises:
         ProtofleetError: its state cannot move there.

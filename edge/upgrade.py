@@ -12,9 +12,9 @@ As long as the federation does not run the new bundle itself, its announcement a
 device back; from then on (*settled*) only a statement of the bundle's signer does, for what is
 older may have what the newer has repaired.
 
-A federation that begins another run, with a bundle of whatever layout, hands it to the devices of
-the run before in the same way. Rounds of that run are over; a device *moves* its state (``move``):
-what fits by name and shape goes along, all of it stays beside.
+A federation that begins another run (``run_id``), with a bundle of whatever layout, hands it to the
+devices of the run before in the same way. Rounds of that run are over; a device *moves* its state
+(``move``): what fits by name and shape goes along, all of it stays beside.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import msgspec
 from protofleet.bundle import Bundle, keys
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import move_whole
-from protofleet.edge.journal import Binding, Candidate, Fallback, bundle_path
+from protofleet.edge.journal import Binding, Candidate, Fallback, Journal, bundle_path
 from protofleet.edge.move import Move, check_inputs, plan_move, tell_move
 from protofleet.edge.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
@@ -63,20 +63,23 @@ class Upgrades:
         endpoint: of the device.
         store: bound to the present bundle.
         manifest: of the present bundle.
+        present: its digest.
         rehearse: of the device; None: it takes no bundles over the wire.
         trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each by name
         self,
         endpoint: DeviceEndpoint,
         store: Store,
         manifest: Manifest,
         *,
+        present: str,
         rehearse: Rehearse | None = None,
         trusted: Collection[bytes] = (),
     ) -> None:
-        self._endpoint, self._store, self._manifest = endpoint, store, manifest
+        self._endpoint, self._store = endpoint, store
+        self._manifest, self._present = manifest, present
         self._rehearse, self._trusted = rehearse, trusted
         self._announced: Announcement | None = None
         self._other_run: Announcement | None = None
@@ -107,10 +110,12 @@ class Upgrades:
         """
         payload = self._checked(offer)
         known = self._store.journal.candidate
-        wanted = (offer.bundle, self._is_of_other_run(offer.bundle))
-        if known is not None and (known.bundle, known.moves) != wanted:
+        if known is not None and known.bundle != offer.bundle:
             self._store.commit(candidate=None)
         elif known is not None and known.state != "failed":
+            if known.moves and not self._is_of_other_run(offer.bundle):
+                again = msgspec.structs.replace(known, state="fetched", moves=False, attempts=0)
+                self._store.commit(candidate=again)
             self._endpoint.remember_bundle(payload.transfer_id)
         self._offer = offer
         self._endpoint.expect_bundle(payload, offer.shared)
@@ -118,14 +123,13 @@ class Upgrades:
     def _checked(self, offer: BundleOffer) -> TransferOffer:
         """The offer's transfer, if the offer may be taken up."""
         payload, journal = offer.payload, self._store.journal
-        told = self._announced is not None or self._is_of_other_run(offer.bundle)
-        if not told or journal.binding is None:
+        other = self._is_of_other_run(offer.bundle)
+        if not other and (self._announced is None or journal.binding is None):
             raise RefusedError("announcement", "bundle: expected an announcement that fits first")
         if payload is None or (payload.kind, payload.round_id) != ("bundle", 0):
             raise RefusedError("kind", "bundle: expected a transfer of kind 'bundle' and round 0")
-        held = (journal.former, journal.fallback)
-        least = journal.sequence + self._is_of_other_run(offer.bundle)
-        ours = {journal.binding.bundle, *(one.binding.bundle for one in held if one)}
+        least = journal.sequence + other
+        ours = {self._present, *journal.own_bundles}
         rules = (
             ("bundle", self._rehearse is not None, "none: this device keeps no bundles", "one"),
             ("bundle", _DIGEST.fullmatch(offer.bundle), "64 hex digits", offer.bundle[:64]),
@@ -251,7 +255,6 @@ class Upgrades:
                 raise RefusedError("sequence", str(error)) from error
         if candidate.moves:
             self._check_later(bundle.manifest)
-            self._planned(bundle)
         else:
             check_compatible(self._manifest, bundle.manifest)
             check_inputs(self._manifest.preprocessing, bundle.manifest.preprocessing)
@@ -267,57 +270,52 @@ class Upgrades:
                 f"got {sequence}; export it with --sequence {least}",
             )
 
-    def _planned(self, bundle: Bundle) -> Move:
-        try:
-            return plan_move(self._store, bundle)
-        except ProtofleetError as error:
-            raise RefusedError(
-                "layout", f"bundle '{bundle.manifest.name}': this device's state stays: {error}"
-            ) from error
-
     def announced(self, announcement: Announcement) -> None:
         """Take an announcement that names the present bundle, and passes every other rule."""
         self._announced, self._other_run = announcement, None
         journal = self._store.journal
         fallback, binding = journal.fallback, journal.binding
         runs_ours = binding is not None and announcement.bundle == binding.bundle
+        if announcement.run_id not in ("", journal.run_id):
+            self._store.commit(run_id=announcement.run_id)
         if runs_ours and fallback is not None and not fallback.settled:
             sequence = max(journal.sequence, self._manifest.sequence)
             settled = msgspec.structs.replace(fallback, settled=True)
             self._store.commit(sequence=sequence, fallback=settled)
 
     @property
-    def ended(self) -> bool:
-        """Whether the run of the present bundle is over, because the federation has begun another.
-
-        Its rounds count no more, wherever the device stands in one.
-        """
-        return self._other_run is not None
-
-    def runs_another(self, announcement: Announcement) -> None:
-        """Take an announcement of another run, which names another bundle than the present one."""
-        self._other_run = announcement
+    def has_other_run(self) -> bool:
+        """Whether the bundle of another run is here: rounds of the present one count no more."""
+        candidate = self._store.journal.candidate
+        if candidate is None or candidate.state == "failed":
+            return False
+        return self._is_of_other_run(candidate.bundle)
 
     def _is_of_other_run(self, digest: str) -> bool:
-        other = self._other_run
-        return other is not None and digest == other.bundle and not self._is_restored(digest)
+        return self._other_run is not None and digest == self._other_run.bundle
 
     def is_taken_back(self, announcement: Announcement) -> bool:
         """Whether an announcement that does not name the present bundle takes the device back.
 
+        If not, what it names may be offered, in this run or in another one.
+
         Raises:
             RefusedError: rule ``withdrawal``: it would, but for the statement that it lacks.
         """
+        self._other_run = None
         journal = self._store.journal
-        fallback = journal.fallback
-        if fallback is None or announcement.bundle != fallback.binding.bundle:
+        fallback, binding = journal.fallback, journal.binding
+        if fallback is not None and announcement.bundle == fallback.binding.bundle:
+            if fallback.settled:
+                self._check_withdrawal(announcement, fallback.binding.bundle)
+            return True
+        if announcement.run_id not in ("", journal.run_id):
+            self._other_run = announcement
+        elif binding is not None and binding.bundle == self._present:
             if announcement.withdrawal:
                 self._check_withdrawal(announcement, announcement.bundle)
-                self._announced = announcement  # what it restores may be offered
-            return False
-        if fallback.settled:
-            self._check_withdrawal(announcement, fallback.binding.bundle)
-        return True
+            self._announced = announcement
+        return False
 
     def go_back(self) -> dict[str, Any]:
         """Belong to the bundle before again, as it was; figures for the report."""
@@ -326,20 +324,24 @@ class Upgrades:
         if fallback is None or left is None:
             return {}
         restored = fallback.binding.bundle
+        former = fallback.former
+        if former is None and not (fallback.state and fallback.state.round_id):
+            former = journal.former  # as versions wrote it whose fallback had none
         self._store.commit(
             binding=fallback.binding,
             strategy=fallback.strategy,
             settings=fallback.settings,
             state=fallback.state,
             sequence=fallback.sequence,
-            former=fallback.former,
+            former=former,
+            run_id=fallback.run_id,
             received=None,
             pending=None,
             delivered=None,
             payloads=(),
             candidate=None,
             fallback=None,
-            replaced=_replaced(journal.replaced, left.bundle, restored),
+            replaced=_replaced(journal.replaced, restored, left.bundle),
         )
         return {"bundle": restored, "former": left.bundle, "taken_back": True}
 
@@ -349,12 +351,11 @@ class Upgrades:
         candidate, announced = self._store.journal.candidate, self._announced
         if candidate is None or candidate.state != "tested":
             return False
-        if self._is_of_other_run(candidate.bundle) or candidate.moves:
-            return candidate.moves and self._is_of_other_run(candidate.bundle)
-        return announced is not None and candidate.bundle in (
-            announced.bundle,
-            *announced.bundles,
-        )
+        if self._other_run is not None:
+            return self._is_of_other_run(candidate.bundle)
+        if announced is None or candidate.moves:
+            return False
+        return candidate.bundle in (announced.bundle, *announced.bundles)
 
     def switch(self) -> dict[str, Any] | None:
         """Belong to the bundle that was tested.
@@ -362,59 +363,70 @@ class Upgrades:
         Everything else stays; but to another run's the state moves.
 
         Returns:
-            Figures for the report; None: the state cannot move after all, and the bundle has
-            failed.
+            Figures for the report; None: the bundle has failed after all.
         """
         journal = self._store.journal
         candidate, left = journal.candidate, journal.binding
-        if candidate is None or left is None:
+        if candidate is None:
             return None
-        binding = Binding(
-            federation=left.federation, bundle=candidate.bundle, layout_hash=candidate.layout_hash
-        )
-        fallback = Fallback(
-            binding=left,
-            strategy=journal.strategy,
-            settings=journal.settings,
-            state=journal.state,
-            sequence=journal.sequence,
-            former=journal.former,
-        )
-        replaced = _replaced(journal.replaced, left.bundle, candidate.bundle)
-        figures = {"bundle": candidate.bundle, "former": left.bundle}
-        if candidate.moves:
-            fates = self._move(candidate, binding, fallback, replaced)
-            return None if fates is None else {**figures, "taken_back": False, "tensors": fates}
+        if self._other_run is not None:
+            return self._move(candidate, self._other_run)
+        if left is None:
+            return None
         restored = self._is_restored(candidate.bundle)
         self._store.commit(
-            binding=binding,
+            binding=Binding(
+                federation=left.federation,
+                bundle=candidate.bundle,
+                layout_hash=candidate.layout_hash,
+            ),
             candidate=None,
-            fallback=fallback,
+            fallback=_fallback(journal),
             sequence=candidate.sequence if restored else journal.sequence,
-            replaced=replaced,
+            replaced=_replaced(journal.replaced, candidate.bundle, left.bundle),
         )
-        return {**figures, "taken_back": restored}
+        return {"bundle": candidate.bundle, "former": left.bundle, "taken_back": restored}
 
-    def _move(
-        self,
-        candidate: Candidate,
-        binding: Binding,
-        fallback: Fallback,
-        replaced: tuple[str, ...],
-    ) -> dict[str, list[str]] | None:
-        """Move the store; names of its tensors by what became of them."""
-        path = bundle_path(self._store.folder, candidate.bundle)
+    def _move(self, candidate: Candidate, other: Announcement) -> dict[str, Any] | None:
+        """Belong to another run's bundle, with what fits of the state."""
+        journal, path = self._store.journal, bundle_path(self._store.folder, candidate.bundle)
         try:
-            move = self._planned(Bundle.open(path, trusted=self._trusted))
-        except RefusedError as error:  # a round may have counted since it was tested
-            self._keep(_failed(candidate, error.rule, str(error)))
+            bundle = Bundle.open(path, trusted=self._trusted)
+            self._check_later(bundle.manifest)
+        except ProtofleetError as error:
+            rule = error.rule if isinstance(error, RefusedError) else "bundle"
+            self._keep(_failed(candidate, rule, str(error)))
             return None
-        tell_move(move, fallback.binding.bundle, binding.bundle)
-        sequence = candidate.sequence
+        move = self._planned(bundle, other.strategy)
+        tell_move(move, self._present, bundle.digest)
+        left = [] if journal.binding is None else [journal.binding.bundle]
         self._store.commit_moved(
-            binding, move.start, sequence=sequence, fallback=fallback, replaced=replaced
+            Binding(
+                federation=other.federation,
+                bundle=bundle.digest,
+                layout_hash=bundle.manifest.layout_hash,
+            ),
+            move.start,
+            sequence=max(bundle.manifest.sequence, journal.sequence),
+            fallback=_fallback(journal),
+            replaced=_replaced(journal.replaced, bundle.digest, *left, self._present),
         )
-        return move.by_fate()
+        figures = {"bundle": bundle.digest, "former": self._present, "taken_back": False}
+        return {**figures, "tensors": move.by_fate(), "notes": list(move.notes)}
+
+    def _planned(self, bundle: Bundle, strategy: str) -> Move:
+        """What goes along; a state that cannot, because it would mean something else, does not."""
+        personal = self._store.journal.in_use
+        try:
+            if personal is not None and personal.strategy != strategy:
+                raise ProvisionError(
+                    f"it is of strategy '{personal.strategy}', the federation now runs '{strategy}'"
+                )
+            return plan_move(self._store, bundle)
+        except ProtofleetError as error:
+            return Move(
+                tensors=(), start=None, notes=(f"nothing of the state goes along: {error}",)
+            )
 
     def _is_restored(self, digest: str) -> bool:
         """Whether the signer of the present bundle says that devices go back to ``digest``."""
@@ -450,9 +462,25 @@ class Upgrades:
             )
 
 
-def _replaced(before: tuple[str, ...], left: str, taken: str) -> tuple[str, ...]:
+def _fallback(journal: Journal) -> Fallback | None:
+    """The way back to what a journal says; None: it says nothing."""
+    if journal.binding is None:
+        return None
+    return Fallback(
+        binding=journal.binding,
+        strategy=journal.strategy,
+        settings=journal.settings,
+        state=journal.state,
+        sequence=journal.sequence,
+        former=journal.former,
+        run_id=journal.run_id,
+    )
+
+
+def _replaced(before: tuple[str, ...], taken: str, *left: str) -> tuple[str, ...]:
     """Digests whose place the bundle ``taken`` has, the latest last."""
-    return (*(one for one in before if one not in (left, taken)), left)[-_REPLACED:]
+    known = dict.fromkeys((*(one for one in before if one not in left), *left))
+    return tuple(one for one in known if one != taken)[-_REPLACED:]
 
 
 def _failed(candidate: Candidate, rule: str, reason: str) -> Candidate:

@@ -129,9 +129,10 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     take part, while another takes the place of ``bundle`` or was taken back; ``withdrawal``: their
     signer's statement that devices go back to ``bundle``. ``staleness``: by how many rounds an
     update may be late and count: a device goes on with its task so long. Announcements may be half
-    of that apart. ``receipts``: of a ``finished`` run, by the first 12 digits of the transfer ids:
-    updates that were taken, and whose devices may not have heard that. ``handshake``: where
-    the federation has keys.
+    of that apart. ``run_id``: of the run that the coordinator's folder holds, over its restarts and
+    moves; empty: it does not say. ``receipts``: of a ``finished`` run, by the first 12 digits of
+    the transfer ids: updates that were taken, and whose devices may not have heard that.
+    ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -150,6 +151,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     bundles: Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)] = ()
     withdrawal: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     staleness: Annotated[int, msgspec.Meta(ge=0, le=MOST_STALENESS)] = 0
+    run_id: Word = ""
     receipts: Annotated[tuple[ReceiptName, ...], msgspec.Meta(max_length=MOST_RECEIPTS)] = ()
     handshake: CoordinatorHandshake | None = None
 

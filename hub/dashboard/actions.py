@@ -118,8 +118,10 @@ def next_stage(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outco
 
 def roll_back(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
     """End a roll-out that is under way."""
-    take_back(_config(run), None)
-    return Outcome(text="the roll-out ends, and devices go back to the bundle before")
+    found = take_back(_config(run), None).rollout
+    back = found is not None and found.former
+    text = "devices go back to the bundle before" if back else "no further device is offered it"
+    return Outcome(text=f"the roll-out ends, and {text}")
 
 
 ACTIONS: Mapping[str, Action] = {

@@ -34,7 +34,7 @@ _SHOWN = 20
     "--max-failures",
     type=click.FloatRange(0, 1),
     default=0.2,
-    help="Share of the devices so far; if more fail in one stage, it ends.",
+    help="Share of the devices so far; if more fail in one stage, the roll-out ends or pauses.",
 )
 @click.option(
     "--max-loss",
@@ -66,7 +66,7 @@ def publish(
 
     Without PATH it is the run's own bundle, of whatever layout, for all devices that took part in
     another run of the federation: each takes along what fits of its state, by name and shape, and
-    keeps all of it beside. Too many failures pause it; of the options, --max-failures counts.
+    keeps all of it beside. Too many failures pause it.
     """
     import msgspec
 
@@ -100,7 +100,8 @@ def rollback(file: Path, *, key: Path | None, trust_files: tuple[Path, ...], as_
     """Let the devices of the federation FILE go back to the bundle before.
 
     A roll-out that is under way ends. After it was completed, its signer's key is needed: yours,
-    unless --key names another.
+    unless --key names another. Where the run's own bundle was published, offers of it end, and
+    devices that have it keep it.
     """
     from protofleet.bundle import keys
     from protofleet.coordinator.publish import take_back

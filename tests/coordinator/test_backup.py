@@ -8,6 +8,7 @@ import shutil
 import stat
 import tarfile
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import msgspec
@@ -18,8 +19,11 @@ from fake_endpoint import CONNECTED, QUIET
 from protofleet.coordinator import backup as backups
 from protofleet.coordinator import events
 from protofleet.coordinator.backup import back_up, read_list, restore
+from protofleet.coordinator.database import open_database
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger_rows import SCHEMA, Accepted, ArrivedUpdate
+from protofleet.coordinator.publish import stored_bundle
+from protofleet.coordinator.rollout_rows import RolloutRows, RolloutSettings
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import ServerState
@@ -75,6 +79,24 @@ def test_a_backup_of_an_open_round_goes_on_in_it_with_the_same_bits(open_federat
     assert fed.told(events.UpdateReceived, "device_id", "delivered") == [("a", 2)]
     fed.play(_there(fed), [*fed.delivers("a", 3), *fed.delivers("b", 3)], _leave(fed))
     assert _bits(fed) == first
+
+
+def test_a_backup_has_the_bundle_that_a_run_hands_to_devices_of_another(open_federation, tmp_path):
+    """A roll-out with none before it."""
+    fed = open_federation(rounds=1)
+    run_dir, digest = fed.plan.config.run_dir, fed.plan.bundle.digest
+    kept = stored_bundle(run_dir, digest)
+
+    def publishes():
+        kept.parent.mkdir()
+        kept.write_bytes(b"bundle")
+        with closing(open_database(run_dir / "ledger.sqlite", SCHEMA)) as db:
+            RolloutRows(db).begin(digest, "", sequence=1, settings=RolloutSettings())
+        back_up(run_dir, tmp_path / "run.tar")
+
+    fed.play(_there(fed), publishes, [*fed.delivers("a"), *fed.delivers("b")], _leave(fed))
+    restore(tmp_path / "run.tar", tmp_path / "other", federation="home")
+    assert stored_bundle(tmp_path / "other", digest).read_bytes() == b"bundle"
 
 
 def test_rounds_that_devices_have_finished_since_are_given_up_by_wish(open_federation, tmp_path):

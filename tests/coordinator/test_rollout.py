@@ -75,7 +75,7 @@ class _Fleet:
         self.registry.presence(name, presence, time.monotonic())
         self.rollouts.on_presence(name, presence)
 
-    def has_another(self, name, state=""):
+    def has_another(self, name, state="", held=(), sequence=0):
         """The device says that it has the bundle of another run."""
         progress = BundleProgress(bundle=self.target, state=state) if state else None
         presence = Presence(
@@ -85,6 +85,8 @@ class _Fleet:
             bundle="ab" * 32,
             layout_hash="cd" * 32,
             takes_bundles=True,
+            held=held,
+            sequence=sequence,
             progress=progress,
         )
         with pytest.raises(RefusedError, match="bundle publish FILE"):
@@ -289,53 +291,98 @@ def test_a_bundle_that_cannot_take_the_place_is_not_published(fleet, tmp_path, k
         publish(nowhere, new, RolloutSettings())
 
 
-def test_a_runs_own_bundle_goes_to_devices_of_another_run_at_once(fleet, new):
+@pytest.fixture
+def other(tiny, key, tmp_path):  # noqa: F811 - the fixture
+    """Another run, with a later bundle."""
+    bundle = tiny_bundle(tmp_path / "five.pfb", key, sequence=5)
+    made = _Fleet(
+        msgspec.structs.replace(tiny.plan.config, bundle=bundle, run_dir=tmp_path / "other"), 40
+    )
+    yield made
+    made.close()
+
+
+def test_a_runs_own_bundle_goes_to_devices_of_another_run_at_once(other, tmp_path, key):
     """They cannot take part without it, so that no stage waits for a round of theirs."""
-    bundle = fleet.plan.bundle.digest
-    others = fleet.names[1:]
+    config, others = other.config, other.names[1:]
     for name in others:
-        fleet.has_another(name)
-    publish_own(fleet.config, max_failures=0.1)
-    assert not fleet.watch()  # nothing else is announced
-    assert fleet.rollouts.bundles == ()
-    first = fleet.offered
+        other.has_another(name)
+    publish_own(config, max_failures=0.1)
+    assert not other.watch()  # nothing else is announced
+    assert other.rollouts.bundles == ()
+    first = other.offered
     assert len(first) == 32
-    assert fleet.names[0] not in first
-    fleet.has_another(first[0], state="tested")
-    assert read_rollout(fleet.config).counts == {"offered": 31, "tested": 1}
+    assert other.names[0] not in first
+    other.has_another(first[0], state="tested")
+    assert read_rollout(config).counts == {"offered": 31, "tested": 1}
     for name in first:
+        other.rollouts.fetched(name)
+    other.watch()
+    rest = other.offered
+    assert {*first, *rest} == set(others)
+    other.confirm(first)
+    assert read_rollout(config).rollout.state == "running"  # the rest is on its way
+    other.confirm(rest)
+    other.watch()
+    found = read_rollout(config)
+    assert (found.rollout.state, found.active) == ("complete", other.plan.bundle.digest)
+    assert not other.rollouts.switches(_BETWEEN)
+    assert not other.rollouts.drains
+    with pytest.raises(InputError, match="there is none before"):
+        take_back(config, None)
+    other.has_another("held", held=("charging",))
+    other.has_another("late")
+    other.has_another("later", sequence=5)
+    other.watch()
+    assert other.offered == ["late"]
+    (failed,) = [one for one in read_rollout(config).devices if one.state == "failed"]
+    assert (failed.device_id, failed.rule) == ("later", "sequence")
+    assert "--sequence 6" in failed.reason
+
+    # A bundle of the same layout may follow, for the devices that have the run's.
+    publish(config, tiny_bundle(tmp_path / "six.pfb", key, sequence=6), RolloutSettings(first=80))
+    other.has_another("last")
+    other.watch()
+    assert "last" not in other.offered
+
+
+def test_where_no_device_lacks_it_a_runs_own_bundle_is_through_at_once(fleet, new):
+    publish_own(fleet.config, max_failures=0.2)
+    fleet.watch()
+    assert read_rollout(fleet.config).rollout.state == "complete"
+    publish(fleet.config, new, RolloutSettings())  # what was meant, perhaps
+
+
+def test_only_the_bundle_that_a_run_has_is_its_own(fleet, new):
+    elsewhere = msgspec.structs.replace(fleet.config, bundle=new)
+    with pytest.raises(InputError, match="the federation file names"):
+        publish_own(elsewhere, max_failures=0.2)
+    publish(fleet.config, new, RolloutSettings(first=40))
+    fleet.watch()
+    everyone = fleet.offered
+    for name in everyone:
         fleet.rollouts.fetched(name)
     fleet.watch()
-    rest = fleet.offered
-    assert {*first, *rest} == set(others)
-    fleet.confirm([*first, *rest])
-    fleet.watch()
-    found = read_rollout(fleet.config)
-    assert (found.rollout.state, found.active) == ("complete", bundle)
-    assert not fleet.rollouts.switches(_BETWEEN)
-    assert not fleet.rollouts.drains
-    with pytest.raises(InputError, match="there is none before"):
-        take_back(fleet.config, None)
-    fleet.has_another("late")
-    fleet.watch()
-    assert fleet.offered == ["late"]
-    # A bundle of the same layout may follow, as in any run.
-    publish(fleet.config, new, RolloutSettings())
+    fleet.confirm([*everyone, *fleet.offered])
+    for _ in range(4):
+        fleet.watch()
+    with pytest.raises(InputError, match="nothing to do"):
+        publish_own(fleet.config, max_failures=0.2)
 
 
-def test_too_many_failures_pause_a_runs_own_bundle(fleet):
-    for name in fleet.names:
-        fleet.has_another(name)
-    publish_own(fleet.config, max_failures=0.1)
-    fleet.watch()
-    for name in fleet.offered[:4]:
-        fleet.rollouts.refused(name, "layout", "this device's state stays")
-    fleet.watch()
-    found = read_rollout(fleet.config)
+def test_too_many_failures_pause_a_runs_own_bundle(other):
+    for name in other.names:
+        other.has_another(name)
+    publish_own(other.config, max_failures=0.1)
+    other.watch()
+    for name in other.offered[:4]:
+        other.rollouts.refused(name, "rehearsal", "its programs do not run")
+    other.watch()
+    found = read_rollout(other.config)
     assert found.rollout.state == "paused"
-    assert "this device's state stays" in found.rollout.reason
-    assert fleet.offered == []
-    assert take_back(fleet.config, None).rollout.state == "taken_back"
+    assert "its programs do not run" in found.rollout.reason
+    assert other.offered == []
+    assert take_back(other.config, None).rollout.state == "taken_back"
 
 
 def test_another_process_of_the_coordinator_goes_on(fleet, new):

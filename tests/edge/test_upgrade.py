@@ -43,18 +43,19 @@ def _path(folder, sequence):
     return folder / f"{sequence}.pfb"
 
 
-def _announcement(bundle, *others, withdrawal=""):
+def _announcement(bundle, *others, withdrawal="", run_id="run1", strategy="fedavg"):
     return Announcement(
         federation="lab",
         boot_id="c",
         phase="training",
         round_id=4,
         rounds=9,
-        strategy="fedavg",
+        strategy=strategy,
         bundle=bundle.digest,
         layout_hash=bundle.manifest.layout_hash,
         bundles=tuple(one.digest for one in others),
         withdrawal=withdrawal,
+        run_id=run_id,
     )
 
 
@@ -77,7 +78,12 @@ class _Device:
             self.store.commit_delivered()
         self.endpoint = FakeDeviceEndpoint(folder / "store" / "parts", Clock(), [], "d")
         self.upgrades = Upgrades(
-            self.endpoint, self.store, present.manifest, rehearse=rehearsed, trusted=_TRUSTED
+            self.endpoint,
+            self.store,
+            present.manifest,
+            present=present.digest,
+            rehearse=rehearsed,
+            trusted=_TRUSTED,
         )
         self.upgrades.announced(_announcement(present))
 
@@ -248,11 +254,20 @@ def owner(tmp_path, present):
         yield made
 
 
+def _of_run_2(bundle, strategy="local", **more):
+    return _announcement(bundle, run_id="run2", strategy=strategy, **more)
+
+
+def _in_round(state, round_id):
+    return ClientState(round_id=round_id, tensors=state.tensors)
+
+
 def test_to_another_runs_bundle_goes_what_fits_and_all_stays_beside(owner, present, tmp_path):
     wide = _bundle(tmp_path, 2, classes=5)
-    owner.upgrades.runs_another(_announcement(wide))
-    assert owner.upgrades.ended
+    assert not owner.upgrades.is_taken_back(_of_run_2(wide))
+    assert not owner.upgrades.has_other_run
     owner.fetched(_path(tmp_path, 2), wide)
+    assert owner.upgrades.has_other_run
     assert owner.checked()[-1] == "tested"
     assert owner.upgrades.due
     before = owner.store.journal
@@ -269,64 +284,156 @@ def test_to_another_runs_bundle_goes_what_fits_and_all_stays_beside(owner, prese
     assert bundle_in_place(owner.store, present) == bundle_path(owner.store.folder, wide.digest)
     owner.store.commit_trained(trained_round(_in_round(start, 1), b"new"), transfer_id="n")
     owner.store.commit_delivered()
+    _assert_stays_beside(owner, before)
+
+
+def _assert_stays_beside(owner, before):
     kept = owner.store.journal.fallback
-    assert (kept.binding, kept.state) == (before.binding, before.state)
-    np.testing.assert_array_equal(
-        load_state(owner.store.folder, kept.state).tensors["params/w"], _PERSONAL["params/w"]
-    )
-    assert {path.stem for path in owner.store.folder.glob("*.pfb")} == {wide.digest, present.digest}
+    assert (kept.binding, kept.state, kept.run_id) == (before.binding, before.state, "run1")
+    tensors = load_state(owner.store.folder, kept.state).tensors
+    np.testing.assert_array_equal(tensors["params/w"], _PERSONAL["params/w"])
+    found = {path.stem for path in owner.store.folder.glob("*.pfb")}
+    assert found == set(owner.store.journal.own_bundles)
 
 
-def _in_round(state, round_id):
-    return ClientState(round_id=round_id, tensors=state.tensors)
-
-
-def test_a_state_that_would_mean_something_else_in_another_run_stays(owner, tmp_path):
-    longer = _bundle(tmp_path, 2, features=40)
+@pytest.mark.parametrize(
+    ("options", "strategy", "why"),
+    [({"features": 40}, "local", "input_shape"), ({"classes": 5}, "ditto", "now runs 'ditto'")],
+)
+def test_a_state_that_would_mean_something_else_in_another_run_stays_beside(
+    owner, tmp_path, options, strategy, why
+):
+    other = _bundle(tmp_path, 2, **options)
+    owner.upgrades.is_taken_back(_of_run_2(other, strategy))
+    owner.fetched(_path(tmp_path, 2), other)
+    owner.checked()
     before = owner.store.journal
-    owner.upgrades.runs_another(_announcement(longer))
-    owner.fetched(_path(tmp_path, 2), longer)
-    assert owner.checked()[-1] == "failed"
-    assert owner.upgrades.progress.rule == "layout"
-    assert "this device's state stays" in owner.endpoint.receipts[-1].reason
-    assert str(tmp_path) not in owner.endpoint.receipts[-1].reason
-    assert not owner.upgrades.due
-    assert msgspec.structs.replace(owner.store.journal, candidate=None) == before
+    figures = owner.upgrades.switch()
+    assert why in figures["notes"][0]
+    assert owner.store.load_memory().state is None
+    owner.store.check_strategy(strategy)
+    assert owner.store.journal.in_use == before.in_use
+    _assert_stays_beside(owner, before)
 
 
 def test_to_another_run_only_a_later_bundle_leads(owner, tmp_path):
     again = _bundle(tmp_path / "again", 1, classes=5)
-    owner.upgrades.runs_another(_announcement(again))
+    path = _path(tmp_path / "again", 1)
+    owner.upgrades.is_taken_back(_of_run_2(again))
     with pytest.raises(RefusedError) as caught:
-        owner.offered(_path(tmp_path / "again", 1), again)
+        owner.offered(path, again)
     assert caught.value.rule == "sequence"
-    payload = owner.offered(_path(tmp_path / "again", 1), again, {"sequence": 9})
+    payload = owner.offered(path, again, {"sequence": 9})
     part = owner.store.folder / "parts" / "one.part"
-    part.write_bytes(_path(tmp_path / "again", 1).read_bytes())
+    part.write_bytes(path.read_bytes())
     owner.upgrades.received(Received("d", payload, part))
     assert owner.checked()[-1] == "failed"
     assert owner.upgrades.progress.rule == "sequence"
 
 
-def test_what_was_tested_for_the_same_run_is_tested_again_for_another(owner, present, tmp_path):
+def test_what_was_tested_for_the_same_run_moves_to_another_and_not_the_other_way(
+    owner, present, tmp_path
+):
     new = _bundle(tmp_path, 2)
-    owner.fetched(_path(tmp_path, 2), new)
+    path = _path(tmp_path, 2)
+    owner.fetched(path, new)
     owner.checked()
-    owner.upgrades.runs_another(_announcement(new))
-    assert not owner.upgrades.due  # its state would go on, and the rounds count from 1
-    owner.fetched(_path(tmp_path, 2), new)
-    assert owner.checked()[-1] == "tested"
+    owner.upgrades.is_taken_back(_of_run_2(new))
     assert owner.upgrades.due
     owner.upgrades.announced(_announcement(present, new))
-    assert not owner.upgrades.due
-    owner.upgrades.runs_another(_announcement(new))
+    before = owner.store.journal
+    owner.upgrades.is_taken_back(_of_run_2(new))
     owner.upgrades.switch()
     assert owner.store.journal.last_round_id == 0
     # Before its new run has greeted it, the run before can have it back as it was.
     assert owner.upgrades.is_taken_back(_announcement(present))
     owner.upgrades.go_back()
-    assert (owner.bundle, owner.store.journal.last_round_id) == (present.digest, 3)
-    assert owner.store.journal.former is None
+    after = owner.store.journal
+    assert (owner.bundle, after.state, after.in_use) == (
+        present.digest,
+        before.state,
+        before.in_use,
+    )
+    assert after.run_id == "run1"
+
+    wide = _bundle(tmp_path, 3, classes=5)
+    owner.upgrades.is_taken_back(_of_run_2(wide))
+    owner.fetched(_path(tmp_path, 3), wide)
+    owner.checked()
+    owner.upgrades.announced(_announcement(present, wide))  # it cannot be true
+    assert not owner.upgrades.due
+    owner.offered(_path(tmp_path, 3), wide)
+    assert owner.checked()[-1] == "failed"
+    assert owner.upgrades.progress.rule == "layout"
+
+
+def test_a_run_that_changed_its_bundle_twice_is_the_same_run(owner, tmp_path):
+    new = _bundle(tmp_path, 2)
+    said = BundleWithdrawal(federation="lab", withdrawn="ab" * 32, restored=new.digest)
+    owner.upgrades.is_taken_back(_announcement(new))
+    owner.fetched(_path(tmp_path, 2), new)
+    owner.checked()
+    assert owner.upgrades.due
+    before = owner.store.journal.state
+    owner.upgrades.switch()
+    assert owner.store.journal.state == before
+    # What another run takes back is not this device's matter.
+    other = _bundle(tmp_path, 4, classes=5)
+    statement = sign_statement(_KEY, said)
+    assert not owner.upgrades.is_taken_back(_of_run_2(other, withdrawal=statement))
+    owner.fetched(_path(tmp_path, 4), other)
+    assert owner.upgrades.has_other_run
+
+
+def test_a_device_that_never_took_part_takes_another_runs_bundle(tmp_path, present):
+    wide = _bundle(tmp_path, 2, classes=5)
+    with Store.open(tmp_path / "store", device_id="d") as store:
+        endpoint = FakeDeviceEndpoint(tmp_path / "store" / "parts", Clock(), [], "d")
+        upgrades = Upgrades(
+            endpoint,
+            store,
+            present.manifest,
+            present=present.digest,
+            rehearse=lambda _bundle, _path: None,
+            trusted=_TRUSTED,
+        )
+        device = _Device.__new__(_Device)
+        device.store, device.endpoint, device.upgrades = store, endpoint, upgrades
+        upgrades.is_taken_back(_of_run_2(wide))
+        device.fetched(_path(tmp_path, 2), wide)
+        device.checked()
+        upgrades.switch()
+        assert device.bundle == wide.digest
+        assert bundle_in_place(store, present) == bundle_path(store.folder, wide.digest)
+        assert store.journal.fallback is None
+
+
+def test_a_bundle_that_is_gone_fails_and_ends_nothing(owner, tmp_path):
+    wide = _bundle(tmp_path, 2, classes=5)
+    owner.upgrades.is_taken_back(_of_run_2(wide))
+    owner.fetched(_path(tmp_path, 2), wide)
+    owner.checked()
+    bundle_path(owner.store.folder, wide.digest).unlink()
+    assert owner.upgrades.switch() is None
+    assert owner.upgrades.progress.state == "failed"
+    assert owner.endpoint.receipts[-1].status == "reject"
+
+
+def test_no_offer_overwrites_a_bundle_that_the_device_has(owner, present, tmp_path):
+    """Not one that only the way back needs either."""
+    first, second = _bundle(tmp_path, 2, classes=5), _bundle(tmp_path, 3, classes=5)
+    owner.upgrades.is_taken_back(_of_run_2(first))
+    owner.fetched(_path(tmp_path, 2), first)
+    owner.checked()
+    owner.upgrades.switch()  # no round counts with it: the model in use stays the one before
+    owner.upgrades.is_taken_back(_announcement(second, run_id="run3", strategy="local"))
+    owner.fetched(_path(tmp_path, 3), second)
+    owner.checked()
+    owner.upgrades.switch()
+    for known in (present, first, second):
+        with pytest.raises(RefusedError) as caught:
+            owner.offered(_path(tmp_path, 2), known, {"sequence": 9})
+        assert caught.value.rule in ("has-bundle", "announcement")
 
 
 def test_a_rehearsal_trains_on_the_devices_data(tmp_path):
@@ -367,7 +474,9 @@ def _go_through(folder: Path) -> None:
             device.checked()
             device.upgrades.announced(both)
             device.upgrades.switch()
-        later = Upgrades(device.endpoint, device.store, new.manifest, trusted=_TRUSTED)
+        later = Upgrades(
+            device.endpoint, device.store, new.manifest, present=new.digest, trusted=_TRUSTED
+        )
         later.announced(_announcement(new, old))
 
 
