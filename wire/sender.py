@@ -7,7 +7,7 @@ answered.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -292,6 +292,10 @@ class Sender:
     def idle(self) -> bool:
         """Whether no answer can be for it."""
         return not self._open and not self._delivered
+
+    def offers(self) -> Iterator[tuple[str, TransferOffer]]:
+        """Each device whose transfer is not over, and what it is offered."""
+        return ((one.device_id, one.offer) for one in self._open.values())
 
     def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.

@@ -66,7 +66,8 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        results.add(ledger.accepted(round_id))
+        for one in ledger.accepted(round_id):
+            results.add(one)
         results.write()
     found = json.loads(results.path.read_text())
     assert [r["round_id"] for r in found["rounds"]] == [1, 2]
@@ -100,7 +101,8 @@ def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        results.add(ledger.accepted(round_id))
+        for one in ledger.accepted(round_id):
+            results.add(one)
     results.write()
     written = [(ledger.folder / name).read_bytes() for name in _FILES]
     _results(ledger).write()
@@ -117,7 +119,7 @@ def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
         for round_id in (1, 2):
             costs = Costs(train_step_ms=(float(round_id),) * 3, phases_s={"train": 1.0})
             record = UpdateRecord(client_id=name, round_id=round_id, num_examples=4, costs=costs)
-            results.add([Accepted(device_id=name, transfer_id="t", record=record)])
+            results.add(Accepted(device_id=name, transfer_id="t", record=record))
     results.write()
     devices = json.loads((ledger.folder / "devices.json").read_bytes())["devices"]
     assert [one["train_step_ms"] for one in devices] == [
