@@ -28,11 +28,12 @@ from protofleet.coordinator.ledger_rows import (
     ArrivedUpdate,
     SpooledUpdates,
     Totals,
+    Traffic,
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.coordinator.run_rows import RunRows
-from protofleet.durable import lock, move_all, sync_folder, write_whole
+from protofleet.durable import Remover, lock, move_all, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
     CellRecord,
@@ -84,10 +85,12 @@ class Ledger:
         self.spool = folder / "spool"
         self.states = folder / "states"
         self.noise = NoiseSeeds(folder / "noise")
-        for made in (folder, self.spool, self.states):
+        removed = folder / "removed"
+        for made in (folder, self.spool, self.states, removed):
             make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
+        self._remover = Remover(removed)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
@@ -109,6 +112,7 @@ class Ledger:
                 self._flush_traffic()
         finally:
             self._db.close()
+            self._remover.close()
             self._lock.close()
 
     def state(self) -> RoundState:
@@ -390,7 +394,7 @@ class Ledger:
         tensors, _ = blobs.decode(data, max_bytes=_NO_LIMIT)
         return ServerState(round_id=round_id, tensors=tensors)
 
-    def committed(self, traffic: Mapping[int, RoundBytes] = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
+    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, update_norms, figures,"
@@ -406,8 +410,8 @@ class Ledger:
                 final=bool(final),
                 seconds=round(seconds, 4),
                 participants=participants,
-                bytes_up=traffic[round_id].bytes_up if round_id in traffic else 0,
-                bytes_down=traffic[round_id].bytes_down if round_id in traffic else 0,
+                bytes_up=traffic.get(round_id, (0, 0))[0],
+                bytes_down=traffic.get(round_id, (0, 0))[1],
                 scores=msgspec.json.decode(scores, type=Scores),
                 update_norms=_to_norms(norms),
                 figures=_to_norms(figures),
@@ -426,6 +430,13 @@ class Ledger:
                 staleness,
             ) in rows
         )
+
+    def update_norms(self) -> list[dict[str, float]]:
+        """``RoundRecord.update_norms`` of all committed rounds, in order."""
+        rows = self._db.execute(
+            "SELECT update_norms FROM rounds WHERE phase = 'committed' ORDER BY round_id"
+        )
+        return [_to_norms(norms) for (norms,) in rows]
 
     def cells(self) -> tuple[CellRecord, ...]:
         """Of a root; here there are none."""
@@ -458,17 +469,6 @@ class Ledger:
         )
         for device_id, up, down, rss in rows:
             yield device_id, Totals(bytes_up=up, bytes_down=down, peak_rss_bytes=rss)
-
-    def traffic(self) -> dict[int, RoundBytes]:
-        """What all devices together paid in each round; round 0 is what it cost to join."""
-        self._write_traffic()
-        rows = self._db.execute(
-            f"SELECT round_id, sum(up), sum(down) FROM ({_TRAFFIC}) GROUP BY round_id"  # noqa: S608 - our text
-        )
-        return {
-            round_id: RoundBytes(round_id=round_id, bytes_up=up, bytes_down=down)
-            for round_id, up, down in rows
-        }
 
     def traffic_of_devices(self) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
         """Each device and what it paid in each round, both in order."""
@@ -521,13 +521,17 @@ class Ledger:
             "SELECT file FROM members WHERE counted_in >"
             " (SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
         )
-        spooled = {name for (name,) in awaited}
+        spooled: dict[str, set[str]] = {}
+        for (name,) in awaited:
+            _, folder_name, file_name = name.split("/")
+            spooled.setdefault(folder_name, set()).add(file_name)
         for folder in self.spool.iterdir():
+            if folder.name not in kept and folder.name not in spooled:
+                self._remover.remove(folder)
+                continue
             for file in list(folder.iterdir()):
-                if f"spool/{folder.name}/{file.name}" not in spooled:
+                if file.name not in spooled.get(folder.name, ()):
                     file.unlink()
-            if folder.name not in kept and not any(folder.iterdir()):
-                folder.rmdir()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

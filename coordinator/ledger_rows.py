@@ -11,12 +11,14 @@ import msgspec
 
 from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
 from protofleet.federation.coding import read_update
-from protofleet.federation.records import RoundBytes, UpdateRecord
+from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import Update
 from protofleet.wire.messages import TransferOffer
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
-NO_TRAFFIC: Mapping[int, RoundBytes] = MappingProxyType({})
+Traffic = Mapping[int, tuple[int, int]]
+"""What all devices sent and received in each round; in round 0 it is what it cost to join."""
+NO_TRAFFIC: Traffic = MappingProxyType({})
 
 SCHEMA = f"""
 {ROLLOUTS}
@@ -178,8 +180,10 @@ class SpooledUpdates:
         return len(self.names)
 
     def __iter__(self) -> Iterator[Update]:
+        folder = str(self.folder)  # a path object for each would take as long as reading it
         for name, counts in zip(self.names, self.class_counts, strict=True):
-            yield read_update((self.folder / name).read_bytes(), counts)
+            with open(f"{folder}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - as above
+                yield read_update(file.readall(), counts)
 
     @property
     def files(self) -> tuple[Path, ...]:

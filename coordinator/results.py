@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Totals
+from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic
 from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
@@ -112,17 +112,19 @@ class Results:
 
     def write(self) -> RunRecord:
         """Rewrite both files; returns the content of ``result.json`` but for its devices."""
-        record = self._record()
-        save_by_device(record, self._of_devices(self._ledger.latest_totals(), _device), self.path)
+        traffic: dict[int, tuple[int, int]] = {}
+        told = _summed(self._ledger.traffic_of_devices(), traffic)
         save_by_device(
             FleetDetails(task=self._task, outputs=self._outputs, devices=()),
-            self._of_devices(self._ledger.traffic_of_devices(), _details),
+            self._of_devices(told, _details),
             self._ledger.folder / "devices.json",
         )
+        record = self._record(traffic)
+        save_by_device(record, self._of_devices(self._ledger.latest_totals(), _device), self.path)
         return record
 
-    def _record(self) -> RunRecord:
-        rounds = self._ledger.committed(self._ledger.traffic())
+    def _record(self, traffic: Traffic) -> RunRecord:
+        rounds = self._ledger.committed(traffic)
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
         return RunRecord(
@@ -153,6 +155,19 @@ class Results:
                 latest = next(told, None)
             known = latest is not None and latest[0] == name
             yield make(name, self._devices[name], latest[1] if latest and known else None)
+        for _ in told:
+            pass  # of devices of which no update counted
+
+
+def _summed(
+    told: Iterator[tuple[str, tuple[RoundBytes, ...]]], sums: dict[int, tuple[int, int]]
+) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
+    """The same, while ``sums`` becomes what all devices together paid in each round."""
+    for name, traffic in told:
+        for one in traffic:
+            up, down = sums.get(one.round_id, (0, 0))
+            sums[one.round_id] = (up + one.bytes_up, down + one.bytes_down)
+        yield name, traffic
 
 
 def _device(name: str, device: _Device, totals: Totals | None) -> DeviceRecord:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import NO_TRAFFIC, Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger_rows import NO_TRAFFIC, Accepted, ArrivedUpdate, Traffic
 from protofleet.coordinator.payloads import PayloadFile, Payloads
 from protofleet.coordinator.registry import Device, Registry
 from protofleet.coordinator.rounds import Rounds
@@ -32,7 +32,7 @@ from protofleet.federation.cells import (
     gather,
     read_header,
 )
-from protofleet.federation.records import CellRecord, RoundBytes, RoundRecord, UpdateRecord
+from protofleet.federation.records import CellRecord, RoundRecord, UpdateRecord
 from protofleet.federation.server import Server
 from protofleet.strategies.types import Strategy, Updates
 from protofleet.tensors import Tensors
@@ -118,7 +118,7 @@ class RootLedger(Ledger):
                 )
             before = device_id
 
-    def committed(self, traffic: Mapping[int, RoundBytes] = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
+    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order; their participants are devices."""
         counts = dict(
             self._db.execute(

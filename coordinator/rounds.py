@@ -321,8 +321,7 @@ class Rounds:
 
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""
-        rounds = (done.update_norms for done in self._ledger.committed())
-        self.bounds = learned_bounds(rounds)
+        self.bounds = learned_bounds(self._ledger.update_norms())
 
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""
