@@ -128,3 +128,35 @@ def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
         [2.0] * 2,
     ]
     assert [one["phases_s"] for one in devices] == [{"train": 1.0}] * 3
+
+
+def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_counted(
+    ledger, tmp_path
+):
+    for name in ("0", "aa", "c"):  # before, between and behind those whose updates count
+        ledger.note_totals(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
+    results = _results(ledger)
+    _play_round(ledger, tmp_path, 1)
+    for one in ledger.accepted(1):
+        results.add(one)
+    (done,) = results.write().rounds
+    assert (done.bytes_up, done.bytes_down) == (203, 146)
+    found = json.loads(results.path.read_text())["devices"]
+    assert [(one["id"], one["bytes_up"]) for one in found] == [("a", 100), ("b", 100)]
+
+
+def test_a_device_that_tells_nothing_has_no_objects_of_its_own(ledger):
+    """Thousands of devices may tell nothing but their number of examples."""
+    results = _results(ledger)
+    for name in ("a", "b"):
+        record = UpdateRecord(
+            client_id=name,
+            round_id=1,
+            num_examples=4,
+            evaluation=EvaluationRecord(more={}),
+            costs=Costs(phases_s={}, cpu_s={}),
+        )
+        results.add(Accepted(device_id=name, transfer_id="t", record=record))
+    ours, theirs = results._devices.values()
+    shared = ("train_step_ms", "infer_ms", "evaluation", "phases_s", "cpu_s")
+    assert all(getattr(ours, name) is getattr(theirs, name) for name in shared)
