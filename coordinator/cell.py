@@ -173,7 +173,6 @@ class CellRounds(Rounds):
         round_id = self.state.round_id
         self._commit(
             Aggregated(state=replace(state, round_id=round_id, figures={})),
-            self._ledger.accepted(round_id),
             update_norms=order.update_norms,
         )
         (self._reports / f"{round_id:06d}.report").unlink(missing_ok=True)

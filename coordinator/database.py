@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from protofleet.errors import InputError
@@ -32,7 +33,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     make_private_file(path)
     db = sqlite3.connect(path, timeout=30.0)
     # Damaged text is shown as such, or refused by who reads it, but is no error of its own.
-    db.text_factory = lambda data: data.decode("utf-8", "replace")
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +22,7 @@ from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows, to_counts
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
+    NO_TRAFFIC,
     SCHEMA,
     Accepted,
     ArrivedUpdate,
@@ -29,11 +33,12 @@ from protofleet.coordinator.ledger_rows import (
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.coordinator.run_rows import RunRows
-from protofleet.durable import lock, move_all, sync_folder, write_whole
+from protofleet.durable import Remover, lock, move_all, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
+    RoundBytes,
     RoundRecord,
     Scores,
     UpdateRecord,
@@ -49,7 +54,14 @@ LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
+_TRAFFIC = (
+    "SELECT device_id, round_id, max(bytes_up - lag(bytes_up, 1, 0) OVER earlier, 0) AS up,"
+    " max(bytes_down - lag(bytes_down, 1, 0) OVER earlier, 0) AS down FROM traffic"
+    " WINDOW earlier AS (PARTITION BY device_id ORDER BY round_id)"
+)
+"""What each device paid in each round: its totals less those before."""
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
+_to_record = msgspec.json.Decoder(UpdateRecord).decode
 
 
 class Ledger:
@@ -73,10 +85,12 @@ class Ledger:
         self.spool = folder / "spool"
         self.states = folder / "states"
         self.noise = NoiseSeeds(folder / "noise")
-        for made in (folder, self.spool, self.states):
+        removed = folder / "removed"
+        for made in (folder, self.spool, self.states, removed):
             make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
+        self._remover = Remover(removed)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
@@ -98,6 +112,7 @@ class Ledger:
                 self._flush_traffic()
         finally:
             self._db.close()
+            self._remover.close()
             self._lock.close()
 
     def state(self) -> RoundState:
@@ -229,33 +244,38 @@ class Ledger:
 
     def updates(self, round_id: int) -> SpooledUpdates:
         """The updates that count in the round, sorted by device_id."""
-        rows = self._db.execute(
+        names: list[str] = []
+        class_counts: list[tuple[int, ...] | None] = []
+        for file, counts in self._db.execute(
             "SELECT file, class_counts FROM members"
             " WHERE counted_in = ? ORDER BY device_id, round_id DESC",
             (round_id,),
-        ).fetchall()
-        return SpooledUpdates(
-            self.folder,
-            tuple(file for file, _ in rows),
-            tuple(None if counts is None else to_counts(counts) for _, counts in rows),
-        )
+        ):
+            names.append(file)
+            class_counts.append(None if counts is None else to_counts(counts))
+        return SpooledUpdates(self.folder, tuple(names), tuple(class_counts))
 
-    def accepted(self, round_id: int) -> list[Accepted]:
-        """Records of the updates that count in the round, in the order of ``updates``."""
+    def accepted(self, round_id: int) -> Iterator[Accepted]:
+        """Records of the updates that count in the round, in the order of ``updates``.
+
+        Each is read when the iteration reaches it: of thousands they would take megabytes.
+        """
         rows = self._db.execute(
             "SELECT device_id, transfer_id, record, norms FROM members"
             " WHERE counted_in = ? ORDER BY device_id, round_id DESC",
             (round_id,),
         )
-        return [
-            Accepted(
-                device_id=device_id,
+        for device_id, transfer_id, record, norms in rows:
+            yield Accepted(
+                device_id=sys.intern(device_id),
                 transfer_id=transfer_id,
-                record=msgspec.json.decode(record, type=UpdateRecord),
+                record=_to_record(record),
                 norms=_to_norms(norms),
             )
-            for device_id, transfer_id, record, norms in rows
-        ]
+
+    def claims(self, round_id: int) -> list[Accepted]:
+        """``accepted`` as far as the aggregation asks for it."""
+        return [one.claims() for one in self.accepted(round_id)]
 
     def last_accepted(self) -> list[tuple[str, int, str]]:
         """Device, round and transfer of each device's latest update, the latest rounds first."""
@@ -271,9 +291,8 @@ class Ledger:
             "SELECT counted_in, device_id, round_id, record FROM members"
             " WHERE admitted IS NOT NULL ORDER BY admitted"
         )
-        of_record = msgspec.json.Decoder(UpdateRecord).decode
         return [
-            Admission(counted_in, device_id, round_id, of_record(record).share_of_work)
+            Admission(counted_in, device_id, round_id, _to_record(record).share_of_work)
             for counted_in, device_id, round_id, record in rows
         ]
 
@@ -375,9 +394,8 @@ class Ledger:
         tensors, _ = blobs.decode(data, max_bytes=_NO_LIMIT)
         return ServerState(round_id=round_id, tensors=tensors)
 
-    def committed(self, traffic: Traffic | None = None) -> tuple[RoundRecord, ...]:
+    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
-        traffic = traffic or {}
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, update_norms, figures,"
             " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
@@ -392,8 +410,8 @@ class Ledger:
                 final=bool(final),
                 seconds=round(seconds, 4),
                 participants=participants,
-                bytes_up=sum(one.bytes_up for one in traffic.get(round_id, {}).values()),
-                bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
+                bytes_up=traffic.get(round_id, (0, 0))[0],
+                bytes_down=traffic.get(round_id, (0, 0))[1],
                 scores=msgspec.json.decode(scores, type=Scores),
                 update_norms=_to_norms(norms),
                 figures=_to_norms(figures),
@@ -413,6 +431,13 @@ class Ledger:
             ) in rows
         )
 
+    def update_norms(self) -> list[dict[str, float]]:
+        """``RoundRecord.update_norms`` of all committed rounds, in order."""
+        rows = self._db.execute(
+            "SELECT update_norms FROM rounds WHERE phase = 'committed' ORDER BY round_id"
+        )
+        return [_to_norms(norms) for (norms,) in rows]
+
     def cells(self) -> tuple[CellRecord, ...]:
         """Of a root; here there are none."""
         return ()
@@ -423,8 +448,7 @@ class Ledger:
 
     def totals(self) -> dict[str, dict[int, Totals]]:
         """Device → round → its totals at the end of that round, rounds in order."""
-        with self._db:
-            self._flush_traffic()
+        self._write_traffic()
         rows = self._db.execute(
             "SELECT device_id, round_id, bytes_up, bytes_down, peak_rss_bytes FROM traffic"
             " ORDER BY device_id, round_id"
@@ -436,9 +460,37 @@ class Ledger:
             )
         return found
 
+    def latest_totals(self) -> Iterator[tuple[str, Totals]]:
+        """The totals of each device, by device; no counter of a device ever falls."""
+        self._write_traffic()
+        rows = self._db.execute(
+            "SELECT device_id, max(bytes_up), max(bytes_down), max(peak_rss_bytes) FROM traffic"
+            " GROUP BY device_id ORDER BY device_id"
+        )
+        for device_id, up, down, rss in rows:
+            yield device_id, Totals(bytes_up=up, bytes_down=down, peak_rss_bytes=rss)
+
+    def traffic_of_devices(self) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
+        """Each device and what it paid in each round, both in order."""
+        self._write_traffic()
+        rows = self._db.execute(f"{_TRAFFIC} ORDER BY device_id, round_id")
+        for device_id, its in groupby(rows, key=itemgetter(0)):
+            yield (
+                device_id,
+                tuple(
+                    RoundBytes(round_id=round_id, bytes_up=up, bytes_down=down)
+                    for _, round_id, up, down in its
+                ),
+            )
+
     def _invite(self, members: list[tuple[int, str]]) -> None:
         self._flush_traffic()
         self._db.executemany("INSERT INTO members (round_id, device_id) VALUES (?, ?)", members)
+
+    def _write_traffic(self) -> None:
+        if self._traffic:
+            with self._db:
+                self._flush_traffic()
 
     def _flush_traffic(self) -> None:
         self._db.executemany(
@@ -469,13 +521,17 @@ class Ledger:
             "SELECT file FROM members WHERE counted_in >"
             " (SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
         )
-        spooled = {name for (name,) in awaited}
+        spooled: dict[str, set[str]] = {}
+        for (name,) in awaited:
+            _, folder_name, file_name = name.split("/")
+            spooled.setdefault(folder_name, set()).add(file_name)
         for folder in self.spool.iterdir():
+            if folder.name not in kept and folder.name not in spooled:
+                self._remover.remove(folder)
+                continue
             for file in list(folder.iterdir()):
-                if f"spool/{folder.name}/{file.name}" not in spooled:
+                if file.name not in spooled.get(folder.name, ()):
                     file.unlink()
-            if folder.name not in kept and not any(folder.iterdir()):
-                folder.rmdir()
 
 
 def _connect(path: Path) -> sqlite3.Connection:

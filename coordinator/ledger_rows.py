@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
+
 from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
 from protofleet.federation.coding import read_update
-from protofleet.federation.records import RoundBytes, UpdateRecord
+from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import Update
 from protofleet.wire.messages import TransferOffer
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
+Traffic = Mapping[int, tuple[int, int]]
+"""What all devices sent and received in each round; in round 0 it is what it cost to join."""
+NO_TRAFFIC: Traffic = MappingProxyType({})
 
 SCHEMA = f"""
 {ROLLOUTS}
@@ -108,14 +113,24 @@ CREATE TABLE IF NOT EXISTS traffic (
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One accepted update: its row without its tensors; ``norms`` as in ``DecodedUpdate``."""
 
     device_id: str
     transfer_id: str
     record: UpdateRecord
-    norms: Mapping[str, float] = field(default_factory=dict)
+    norms: Mapping[str, float] = {}
+
+    def claims(self) -> Accepted:
+        """What the aggregation asks for, which of thousands is small: no scores, no costs."""
+        of_record = self.record
+        record = UpdateRecord(
+            client_id=self.device_id,
+            round_id=of_record.round_id,
+            num_examples=of_record.num_examples,
+            work=of_record.work,
+        )
+        return Accepted(device_id=self.device_id, transfer_id="", record=record, norms=self.norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +152,7 @@ class ArrivedUpdate:
     counted_in: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a device had paid in all, as of its last heartbeat that named a round."""
 
     bytes_up: int
@@ -166,29 +180,12 @@ class SpooledUpdates:
         return len(self.names)
 
     def __iter__(self) -> Iterator[Update]:
+        folder = str(self.folder)  # a path object for each would take as long as reading it
         for name, counts in zip(self.names, self.class_counts, strict=True):
-            yield read_update((self.folder / name).read_bytes(), counts)
+            with open(f"{folder}/{name}", "rb", buffering=0) as file:  # noqa: PTH123 - as above
+                yield read_update(file.readall(), counts)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Each takes some hundred bytes."""
         return tuple(self.folder / name for name in self.names)
-
-
-Traffic = Mapping[int, Mapping[str, RoundBytes]]
-"""Round → device → bytes of that round, rounds in order; round 0 is what it cost to join."""
-
-
-def traffic_by_round(totals: Mapping[str, Mapping[int, Totals]]) -> Traffic:
-    """What each device paid in each round, from ``Ledger.totals``."""
-    found: dict[int, dict[str, RoundBytes]] = {}
-    for device_id, its_totals in totals.items():
-        up = down = 0
-        for round_id, total in its_totals.items():
-            found.setdefault(round_id, {})[device_id] = RoundBytes(
-                round_id=round_id,
-                bytes_up=max(total.bytes_up - up, 0),
-                bytes_down=max(total.bytes_down - down, 0),
-            )
-            up, down = total.bytes_up, total.bytes_down
-    return dict(sorted(found.items()))

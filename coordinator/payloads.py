@@ -58,6 +58,7 @@ class Payloads:
         self._references = ledger.folder / "references"
         self._encoder = PayloadEncoder(plan.model, self._tensors, self._write)
         self._sent: dict[str, PayloadFile] = {}
+        self._latest = PayloadFile(path=self._folder, coding=Coding(), reference="")
         self._references.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         self.clear()
 
@@ -75,7 +76,9 @@ class Payloads:
                 Codec() if raw else self._codec,
                 "" if raw else self._ledger.devices.reference_of(device_id),
             )
-            self._sent[device_id] = replace(stored, round_id=round_id)
+            made = replace(stored, round_id=round_id)
+            # One record where all get the same.
+            self._sent[device_id] = self._latest = self._latest if made == self._latest else made
         return self._sent[device_id]
 
     def send_otherwise(self, device_id: str, rule: str) -> bool:

@@ -10,9 +10,12 @@ the device outweighs it.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
 from protofleet.strategies import DESCRIPTIONS
@@ -25,8 +28,7 @@ _BOOTS = 8
 """Processes of a device that are remembered, to tell one that is back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is known of one device.
 
     Attributes:
@@ -119,7 +121,7 @@ class Registry:
             num_examples=None if known is None else known.num_examples,
             chunk_bytes=presence.chunk_bytes if presence.chunk_bytes >= MIN_DATA_BYTES else 0,
             held=presence.held,
-            bundle=presence.bundle,
+            bundle=sys.intern(presence.bundle),  # most have the same
             sequence=presence.sequence,
             takes_bundles=presence.takes_bundles,
         )

@@ -8,7 +8,8 @@ useless, and cannot refuse an honest one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Totals
@@ -23,8 +24,7 @@ SLACK_BYTES = 2**30
 _COUNTERS = ("bytes_up", "bytes_down", "peak_rss_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Latest:
+class _Latest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A device's last heartbeat that counted; ``at_s`` None: an earlier process has noted it."""
 
     round_id: int

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic, traffic_by_round
+from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic
 from protofleet.federation.records import (
-    Costs,
     DeviceDetails,
     DeviceRecord,
     EvaluationRecord,
     FleetDetails,
     RoundBytes,
     RunRecord,
+    UpdateRecord,
     percentiles,
     save_by_device,
 )
@@ -26,37 +26,49 @@ from protofleet.federation.scores import last_scores, run_scores
 from protofleet.federation.settings import CodecSettings
 from protofleet.tensors import TaskName
 
+_Told = TypeVar("_Told")
+_Made = TypeVar("_Made", DeviceRecord, DeviceDetails)
+
 _SAMPLES = 2000
 """Latencies kept per device: percentiles are those of its last so many ..."""
 _SAMPLES_IN_ALL = 400_000
 """... or of fewer in a large fleet, of which each has an equal share."""
 
 
-@dataclass(slots=True)
-class _Device:
-    train_step_ms: array[float] = field(default_factory=lambda: array("d"))
-    infer_ms: array[float] = field(default_factory=lambda: array("d"))
+_NO_SAMPLES: array[float] = array("d")
+_NOTHING: Mapping[str, float] = {}
+_NOT_EVALUATED = EvaluationRecord()
+
+
+class _Device(msgspec.Struct, gc=False):
+    """What is kept of a device; what it has not told takes no memory of its own."""
+
+    train_step_ms: array[float] = _NO_SAMPLES
+    infer_ms: array[float] = _NO_SAMPLES
     peak_rss_bytes: int = 0
     num_examples: int = 0
     rounds: int = 0
-    evaluation: EvaluationRecord = field(default_factory=EvaluationRecord)
-    last: Costs = field(default_factory=Costs)
+    evaluation: EvaluationRecord = _NOT_EVALUATED
+    phases_s: Mapping[str, float] = _NOTHING
+    cpu_s: Mapping[str, float] = _NOTHING
+    backend: str = ""
 
-    def add(self, accepted: Accepted, most_samples: int) -> None:
-        record = accepted.record
-        _keep(self.train_step_ms, record.costs.train_step_ms, most_samples)
-        _keep(self.infer_ms, record.costs.infer_ms, most_samples)
-        self.peak_rss_bytes = max(self.peak_rss_bytes, record.costs.peak_rss_bytes)
+    def add(self, record: UpdateRecord, most_samples: int) -> None:
+        costs = record.costs
+        self.train_step_ms = _latest(self.train_step_ms, costs.train_step_ms, most_samples)
+        self.infer_ms = _latest(self.infer_ms, costs.infer_ms, most_samples)
+        self.peak_rss_bytes = max(self.peak_rss_bytes, costs.peak_rss_bytes)
         self.num_examples = record.num_examples
         self.rounds += 1
-        self.evaluation = record.evaluation
-        self.last = msgspec.structs.replace(record.costs, train_step_ms=(), infer_ms=())
+        evaluated = record.evaluation != _NOT_EVALUATED
+        self.evaluation = record.evaluation if evaluated else _NOT_EVALUATED
+        self.phases_s, self.cpu_s = costs.phases_s or _NOTHING, costs.cpu_s or _NOTHING
+        self.backend = costs.backend_name
 
 
-def _keep(samples: array[float], more: Iterable[float], most: int) -> None:
+def _latest(samples: array[float], more: Sequence[float], most: int) -> array[float]:
     """The last so many; of a large fleet most devices have few, and a deque takes a page."""
-    samples.extend(more)
-    del samples[:-most]
+    return (samples + array("d", more))[-most:] if more or len(samples) > most else samples
 
 
 class Results:
@@ -87,31 +99,28 @@ class Results:
         self._task, self._outputs, self._switched_off = task, outputs, switched_off
         self._devices: dict[str, _Device] = {}
         for done in ledger.committed():
-            self.add(ledger.accepted(done.round_id))
+            for one in ledger.accepted(done.round_id):
+                self.add(one)
 
-    def add(self, accepted: Iterable[Accepted]) -> None:
-        """Take a committed round's accepted updates."""
-        for one in accepted:
-            device = self._devices.setdefault(one.device_id, _Device())
-            device.add(one, max(1, min(_SAMPLES, _SAMPLES_IN_ALL // len(self._devices))))
+    def add(self, accepted: Accepted) -> None:
+        """Take one of a round's accepted updates, by device."""
+        device = self._devices.get(accepted.device_id)
+        if device is None:
+            device = self._devices[accepted.device_id] = _Device()
+        most = max(1, min(_SAMPLES, _SAMPLES_IN_ALL // len(self._devices)))
+        device.add(accepted.record, most)
 
     def write(self) -> RunRecord:
         """Rewrite both files; returns the content of ``result.json`` but for its devices."""
-        totals = self._ledger.totals()
-        traffic = traffic_by_round(totals)
-        record = self._record(traffic)
-        save_by_device(
-            record, (self._device(name, totals.get(name, {})) for name in self._names), self.path
-        )
-        del totals  # as large as what follows
+        traffic: dict[int, tuple[int, int]] = {}
+        told = _summed(self._ledger.traffic_of_devices(), traffic)
         save_by_device(
             FleetDetails(task=self._task, outputs=self._outputs, devices=()),
-            (
-                self._details(name, (one[name] for one in traffic.values() if name in one))
-                for name in self._names
-            ),
+            self._of_devices(told, _details),
             self._ledger.folder / "devices.json",
         )
+        record = self._record(traffic)
+        save_by_device(record, self._of_devices(self._ledger.latest_totals(), _device), self.path)
         return record
 
     def _record(self, traffic: Traffic) -> RunRecord:
@@ -136,34 +145,53 @@ class Results:
         """Where ``result.json`` lies."""
         return self._ledger.folder / "result.json"
 
-    @property
-    def _names(self) -> list[str]:
-        return sorted(self._devices)
+    def _of_devices(
+        self, told: Iterator[tuple[str, _Told]], make: Callable[[str, _Device, _Told | None], _Made]
+    ) -> Iterator[_Made]:
+        """What is written of each device, by id; ``told``: by device, also of others."""
+        latest = next(told, None)
+        for name in sorted(self._devices):
+            while latest is not None and latest[0] < name:
+                latest = next(told, None)
+            known = latest is not None and latest[0] == name
+            yield make(name, self._devices[name], latest[1] if latest and known else None)
+        for _ in told:
+            pass  # of devices of which no update counted
 
-    def _device(self, name: str, totals: Mapping[int, Totals]) -> DeviceRecord:
-        device = self._devices[name]
-        last = list(totals.values())
-        return DeviceRecord(
-            id=name,
-            bytes_up=last[-1].bytes_up if last else 0,
-            bytes_down=last[-1].bytes_down if last else 0,
-            train_step_ms=percentiles(device.train_step_ms, 50, 95),
-            infer_ms=percentiles(device.infer_ms, 50, 95, 99),
-            peak_rss_bytes=max([device.peak_rss_bytes, *(t.peak_rss_bytes for t in last)]),
-        )
 
-    def _details(self, name: str, traffic: Iterable[RoundBytes]) -> DeviceDetails:
-        device = self._devices[name]
-        return DeviceDetails(
-            id=name,
-            num_examples=device.num_examples,
-            rounds=device.rounds,
-            bytes_by_round=tuple(traffic),
-            evaluation=device.evaluation,
-            train_step_ms=tuple(device.train_step_ms),
-            infer_ms=tuple(device.infer_ms),
-            phases_s=device.last.phases_s,
-            cpu_s=device.last.cpu_s,
-            peak_rss_bytes=device.peak_rss_bytes,
-            backend=device.last.backend_name,
-        )
+def _summed(
+    told: Iterator[tuple[str, tuple[RoundBytes, ...]]], sums: dict[int, tuple[int, int]]
+) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
+    """The same, while ``sums`` becomes what all devices together paid in each round."""
+    for name, traffic in told:
+        for one in traffic:
+            up, down = sums.get(one.round_id, (0, 0))
+            sums[one.round_id] = (up + one.bytes_up, down + one.bytes_down)
+        yield name, traffic
+
+
+def _device(name: str, device: _Device, totals: Totals | None) -> DeviceRecord:
+    return DeviceRecord(
+        id=name,
+        bytes_up=totals.bytes_up if totals else 0,
+        bytes_down=totals.bytes_down if totals else 0,
+        train_step_ms=percentiles(device.train_step_ms, 50, 95),
+        infer_ms=percentiles(device.infer_ms, 50, 95, 99),
+        peak_rss_bytes=max(device.peak_rss_bytes, totals.peak_rss_bytes if totals else 0),
+    )
+
+
+def _details(name: str, device: _Device, traffic: tuple[RoundBytes, ...] | None) -> DeviceDetails:
+    return DeviceDetails(
+        id=name,
+        num_examples=device.num_examples,
+        rounds=device.rounds,
+        bytes_by_round=traffic or (),
+        evaluation=device.evaluation,
+        train_step_ms=tuple(device.train_step_ms),
+        infer_ms=tuple(device.infer_ms),
+        phases_s=dict(device.phases_s),
+        cpu_s=dict(device.cpu_s),
+        peak_rss_bytes=device.peak_rss_bytes,
+        backend=device.backend,
+    )

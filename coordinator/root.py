@@ -7,14 +7,14 @@ member is sent the server's whole state with an order, and answers with a report
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Traffic
+from protofleet.coordinator.ledger_rows import NO_TRAFFIC, Accepted, ArrivedUpdate, Traffic
 from protofleet.coordinator.payloads import PayloadFile, Payloads
 from protofleet.coordinator.registry import Device, Registry
 from protofleet.coordinator.rounds import Rounds
@@ -99,7 +99,7 @@ class RootLedger(Ledger):
         """The round's updates of all cells, or one that stands for them."""
         return self._gathered(round_id).updates
 
-    def accepted(self, round_id: int) -> list[Accepted]:
+    def accepted(self, round_id: int) -> Iterator[Accepted]:
         """Of the devices in all cells, sorted by device_id; of one in two what the first says."""
         rows = self._db.execute(
             "SELECT device_id, transfer_id, record, norms FROM reported WHERE round_id = ?"
@@ -107,18 +107,18 @@ class RootLedger(Ledger):
             " ORDER BY device_id, length(cell), cell",
             (round_id, round_id),
         )
-        found: dict[str, Accepted] = {}
+        before = None
         for device_id, transfer_id, record, norms in rows:
-            if device_id not in found:
-                found[device_id] = Accepted(
+            if device_id != before:
+                yield Accepted(
                     device_id=device_id,
                     transfer_id=transfer_id,
                     record=msgspec.json.decode(record, type=UpdateRecord),
                     norms=msgspec.json.decode(norms, type=dict[str, float]),
                 )
-        return list(found.values())
+            before = device_id
 
-    def committed(self, traffic: Traffic | None = None) -> tuple[RoundRecord, ...]:
+    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order; their participants are devices."""
         counts = dict(
             self._db.execute(
@@ -136,8 +136,7 @@ class RootLedger(Ledger):
             "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
             " ORDER BY length(cell), cell"
         ).fetchall()
-        totals = self.totals()
-        last = {name: list(its.values())[-1] for name, its in totals.items() if its}
+        last = dict(self.latest_totals())
         return tuple(
             CellRecord(
                 id=name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -16,7 +16,6 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
@@ -25,13 +24,13 @@ from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
 from protofleet.federation import membership, schedule
 from protofleet.federation.claims import learned_bounds
-from protofleet.federation.records import PrivacyRecord
+from protofleet.federation.records import PrivacyRecord, UpdateRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
 from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.messages import Task, TransferOffer
+from protofleet.wire.messages import Task
 
 
 class Rounds:
@@ -80,7 +79,6 @@ class Rounds:
         self.server_state = replace(found, round_id=max(found.round_id, ledger.run.next_round - 1))
         self.state = RoundState()
         self.payloads = self._make_payloads()
-        self._transfers: dict[tuple[str, str], TransferOffer] = {}
         self._announced = 0
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._learn_bounds()
@@ -208,7 +206,7 @@ class Rounds:
             work = self._work_of(device_id, round_id)
             if (round_id, work) not in made:
                 made[round_id, work] = msgspec.structs.replace(task, round_id=round_id, work=work)
-            offer = self._endpoint.send_task(
+            self._endpoint.send_task(
                 device_id,
                 made[round_id, work],
                 payload.path,
@@ -216,7 +214,6 @@ class Rounds:
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
                 shared=plan.config.limits.broadcasts(alike[payload.path]),
             )
-            self.note_transfer(device_id, offer)
 
     def _work_of(self, device_id: str, round_id: int) -> float:
         """The share of its training that a device is asked for in its task of a round."""
@@ -234,36 +231,37 @@ class Rounds:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id = action.round_id
         self._end_tasks(round_id)
-        accepted = self._ledger.accepted(round_id)
         before = self.server_state
         if not before.round_id:
             self._ledger.run.note_start(self.server.score(before, (), final=False))
-        outcome = self.server.aggregate(
-            before,
-            round_id,
-            self._ledger.updates(round_id),
-            accepted,
-            final=action.final,
-            noise_seed=self._ledger.noise.of_round,
-        )
+        outcome, update_norms = self._aggregate(action)
         self._commit(
             outcome,
-            accepted,
-            update_norms=self.server.update_norms(accepted),
+            update_norms=update_norms,
             privacy=self.server.spent(
                 before, self._ledger.devices.most_invitations(), final=action.final
             ),
         )
+
+    def _aggregate(self, action: schedule.CloseRound) -> tuple[Aggregated, Mapping[str, float]]:
+        """What the round's updates become, and how far they went."""
+        claims = self._ledger.claims(action.round_id)
+        outcome = self.server.aggregate(
+            self.server_state,
+            action.round_id,
+            self._ledger.updates(action.round_id),
+            claims,
+            final=action.final,
+            noise_seed=self._ledger.noise.of_round,
+        )
+        return outcome, self.server.update_norms(claims)
 
     def _end_tasks(self, round_id: int) -> None:
         """From here on exactly the accepted updates count, and tasks are over with the round."""
         self._before_close()
         self._ledger.close_round(round_id)
         kept = self._kept_tasks()
-        for (device_id, kind), offer in list(self._transfers.items()):
-            if kept.get(device_id) != offer.round_id:
-                self._endpoint.cancel(offer.transfer_id)
-                del self._transfers[device_id, kind]
+        self._endpoint.end_tasks(kept)
         self.payloads.clear(kept)
 
     def _kept_tasks(self) -> dict[str, int]:
@@ -274,19 +272,15 @@ class Rounds:
     def _commit(
         self,
         outcome: Aggregated,
-        accepted: list[Accepted],
         *,
         update_norms: Mapping[str, float],
         privacy: PrivacyRecord | None = None,
     ) -> None:
-        """Score what the closing round has become, and make it the round's end.
-
-        ``accepted`` is emptied: of a large fleet it takes as much memory as the results do.
-        """
+        """Score what the closing round has become, and make it the round's end."""
         round_id, final = self.state.round_id, self.state.final
         cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
-        scores = self.server.score(self.server_state, [one.record for one in accepted], final=final)
+        scores = self.server.score(self.server_state, self._recorded(round_id), final=final)
         self._ledger.commit_round(
             self.server_state,
             scores,
@@ -299,8 +293,6 @@ class Rounds:
         )
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()
-        self._results.add(accepted)
-        accepted.clear()
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
         # Heartbeats about the last updates are still under way.
         closed["bytes_up"] = max(closed["bytes_up"], self.blob_bytes_up)
@@ -309,6 +301,12 @@ class Rounds:
         self.apply(schedule.StateCommitted())
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
+
+    def _recorded(self, round_id: int) -> Iterator[UpdateRecord]:
+        """What the round's devices say of themselves, read once: for its scores and the results."""
+        for one in self._ledger.accepted(round_id):
+            self._results.add(one)
+            yield one.record
 
     def _announce_round(self) -> None:
         """Tell all devices that a round has opened, if one of them may have to know.
@@ -323,8 +321,7 @@ class Rounds:
 
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""
-        rounds = (done.update_norms for done in self._ledger.committed())
-        self.bounds = learned_bounds(rounds)
+        self.bounds = learned_bounds(self._ledger.update_norms())
 
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""
@@ -334,13 +331,3 @@ class Rounds:
     def finish_task(self) -> Task:
         """Sends a device home."""
         return self._announcer.finish_task(self.server.plan, self.state)
-
-    def note_transfer(self, device_id: str, offer: TransferOffer) -> None:
-        """To be cancelled at the round's end; of each device the latest, as on the wire."""
-        self._transfers[device_id, offer.kind] = offer
-
-    def forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
-        """It is over."""
-        known = self._transfers.get((device_id, offer.kind))
-        if known is not None and known.transfer_id == offer.transfer_id:
-            del self._transfers[device_id, offer.kind]

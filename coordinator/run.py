@@ -50,6 +50,8 @@ from protofleet.wire.transfer import Limits
 
 _LARGEST_REPORT = 1 << 44
 """Bytes: all updates of a cell."""
+_SETTLED = 1000
+"""Receipts in memory; what is older is answered from the ledger."""
 _PLANNING = threading.Lock()
 """Strategies are loaded meanwhile, and their settings decoded: by one federation at a time."""
 ToRoot = Callable[[], RootAccess | None]
@@ -295,7 +297,7 @@ def _make_endpoint(
     if found.phase is not RoundPhase.OPEN and not (found.late and config.schedule.patience):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-    limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)
+    limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads, settled=_SETTLED)
     return CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection
     )

@@ -361,9 +361,7 @@ class Service:
         refused = self._refusal(device_id, offer)
         if refused is None:
             broken = self._endpoint.expect(device_id, offer)
-            if broken is None:
-                self._rounds.note_transfer(device_id, offer)
-            else:
+            if broken is not None:
                 self._reporter.rejected(device_id, offer, broken)
         else:
             self._reject(device_id, offer, refused)
@@ -394,7 +392,6 @@ class Service:
         self._ledger.accept(*(arrival for _, arrival in arrived))
         for count, (event, arrival) in enumerate(arrived, 1):
             device_id, offer, record = event.device_id, event.offer, arrival.accepted.record
-            rounds.forget_transfer(device_id, offer)
             rounds.blob_bytes_up += offer.total_bytes
             self._endpoint.accept(offer.transfer_id)
             self._sink(
@@ -452,7 +449,6 @@ class Service:
         return self._rounds.refusal(device_id, offer.round_id)
 
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
-        self._rounds.forget_transfer(device_id, offer)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
         self._reporter.rejected(device_id, offer, error)
 
@@ -461,7 +457,6 @@ class Service:
             self._rollouts.refused(event.device_id, event.rule, event.reason)
             return
         round_id = event.offer.round_id
-        self._rounds.forget_transfer(event.device_id, event.offer)
         awaited = self._rounds.awaits(event.device_id, round_id)
         if awaited and self._rounds.payloads.send_otherwise(event.device_id, event.rule):
             self._rounds.invite((event.device_id,))
@@ -490,19 +485,7 @@ class Service:
         away too is waited for.
         """
         self._await_broker()
-        until = time.monotonic() + self._plan.config.liveness.farewell_s
-        asked: set[str] = set()
-        while time.monotonic() < until:
-            # No more than the link takes: what waits in it would be lost with its end, and the
-            # announcement of the end stands behind it.
-            unasked = set(self._registry.live) - asked
-            for device_id in islice(unasked, self._endpoint.room):
-                if self._endpoint.send_finish(device_id, self._rounds.finish_task()):
-                    asked.add(device_id)
-            if asked and not self._registry.live:
-                break
-            more = self._endpoint.connected and unasked - asked
-            self._handle(self._endpoint.poll(_FAREWELL_POLL_S if more else _POLL_S))
+        self._send_home()
         until = time.monotonic() + _BROKER_S
         while self._announcer.idle and time.monotonic() < until:
             # The lease has run out while its last record lay behind what thousands have sent.
@@ -512,6 +495,26 @@ class Service:
         self._await_acknowledgements()
         self._sink(finished)
         return finished
+
+    def _send_home(self) -> None:
+        """Tell every device that is there, and await their leaving, bounded."""
+        live, until = self._registry.live, time.monotonic() + self._plan.config.liveness.farewell_s
+        asked: set[str] = set()
+        unasked: set[str] = set()
+        looked_s = float("-inf")
+        while (now := time.monotonic()) < until:
+            if not unasked and now >= looked_s + _POLL_S:
+                unasked, looked_s = set(live) - asked, now
+            # No more than the link takes: what waits in it would be lost with its end, and the
+            # announcement of the end stands behind it.
+            for device_id in list(islice(unasked, self._endpoint.room)):
+                unasked.discard(device_id)
+                if self._endpoint.send_finish(device_id, self._rounds.finish_task()):
+                    asked.add(device_id)
+            if asked and not live:
+                break
+            more = self._endpoint.connected and unasked
+            self._handle(self._endpoint.poll(_FAREWELL_POLL_S if more else _POLL_S))
 
     def _await_acknowledgements(self) -> None:
         """The broker has the last announcement, behind all that was published before it.

@@ -41,10 +41,12 @@ CREATE TABLE devices (
 ) STRICT;
 CREATE INDEX devices_by_writing ON devices (written);
 """
+_SETTINGS = "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA cache_size = -256;"
+"""256 KiB of memory for pages: they are written, and not read."""
 _MOST = 100_000
 
 
-class Sighting(msgspec.Struct, kw_only=True):
+class Sighting(msgspec.Struct, kw_only=True, gc=False):
     """What was heard of one device; times are Unix seconds.
 
     Attributes:
@@ -73,6 +75,7 @@ class Sighting(msgspec.Struct, kw_only=True):
 
 
 _FIELDS = Sighting.__struct_fields__
+_CONDITIONS = _FIELDS.index("conditions")
 
 
 class Sightings:
@@ -129,8 +132,8 @@ class Sightings:
             return
         began = time.monotonic()
         self._written += 1
-        rows = [self._row(self._known[device_id]) for device_id in self._changed]
-        marks = ", ".join("?" * len(rows[0]))
+        rows = (self._row(self._known[device_id]) for device_id in self._changed)
+        marks = ", ".join("?" * (len(_FIELDS) + 1))
         with suppress(sqlite3.Error), self._db:
             self._db.executemany(f"INSERT OR REPLACE INTO devices VALUES ({marks})", rows)  # noqa: S608 - question marks
             self._changed.clear()
@@ -151,9 +154,9 @@ class Sightings:
         return found
 
     def _row(self, one: Sighting) -> tuple[object, ...]:
-        fields = msgspec.structs.asdict(one)
-        fields["conditions"] = msgspec.json.encode(one.conditions).decode()
-        return (*fields.values(), self._written)
+        values = list(msgspec.structs.astuple(one))
+        values[_CONDITIONS] = msgspec.json.encode(one.conditions).decode()
+        return (*values, self._written)
 
 
 class SightingsReader:
@@ -205,7 +208,7 @@ def _made(path: Path) -> sqlite3.Connection | None:
         # Of a coordinator that is one thread; tests and several federations close it in another.
         db = sqlite3.connect(path, timeout=0.05, check_same_thread=False)
         began = f"PRAGMA user_version = {1 + secrets.randbits(30)};"
-        db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; {began}{_SCHEMA}")
+        db.executescript(f"{_SETTINGS}{began}{_SCHEMA}")
     except (OSError, sqlite3.Error):
         return None
     return db

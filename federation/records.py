@@ -316,7 +316,7 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(record, num_examples=self.count(record.num_examples))
 
 
-class RoundBytes(msgspec.Struct, frozen=True, kw_only=True):
+class RoundBytes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one device sent and received in a round; round 0 is what it cost to join."""
 
     round_id: int

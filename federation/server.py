@@ -22,7 +22,7 @@ from protofleet.federation.coding import (
 )
 from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import PrivacyRecord, Scores, UpdateRecord
+from protofleet.federation.records import EvaluationRecord, PrivacyRecord, Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
 from protofleet.federation.staleness import difference
@@ -31,6 +31,7 @@ from protofleet.strategies.types import ServerState, ServerTools, Updates
 from protofleet.tensors import Tensors
 from protofleet.wire.codecs import Coding
 
+_NOT_EVALUATED = EvaluationRecord()
 _MOST_LEFT_OUT = 8
 """Updates that are left out one after the other before a round is given up."""
 
@@ -294,7 +295,11 @@ class Server:
             final: whether it was the final fit.
         """
         scorer = self.scorer if not final and self._is_scored(state.round_id) else None
-        evaluations = [to_evaluation(record.evaluation) for record in records]
+        evaluations = [
+            to_evaluation(record.evaluation)
+            for record in records
+            if record.evaluation != _NOT_EVALUATED  # of thousands that say nothing
+        ]
         return round_scores(
             evaluations,
             scorer(state) if scorer else None,

@@ -26,7 +26,8 @@ def read_only(name: str, array: NDArray[Any], ndim: int) -> Floats:
             f"{name}: expected a float32 array of {ndim} dimensions, "
             f"got {array.dtype} of shape {array.shape}"
         )
-    view = np.require(array, np.float32, ("C", "A")).view()
+    fits = array.flags.c_contiguous and array.flags.aligned
+    view = (array if fits else np.require(array, np.float32, ("C", "A"))).view()
     view.flags.writeable = False
     return view
 

@@ -15,7 +15,7 @@ from protofleet.kernels.checks import Floats, finite, read_only
 from protofleet.kernels.native.pool import spread
 from protofleet.kernels.native.switch import backend
 
-_PENDING = 8  # buffers of an iterator that are held: more save little
+_PENDING = 16  # buffers of an iterator that are held: more save little
 _PENDING_BYTES = 48 << 20  # and how much memory they may take together
 _GRAIN = 1 << 16
 _MOST_WEIGHT = 1e269  # times the largest float32, this is still a float64
@@ -62,7 +62,7 @@ class WeightedMean:
 
         Args:
             terms: ``(size,) float32`` buffers and their weights. A list is summed in one pass;
-                of an iterator up to 8 buffers or 48 MiB are held at a time, which must not be
+                of an iterator up to 16 buffers or 48 MiB are held at a time, which must not be
                 written meanwhile. A buffer of weight zero is not even looked at.
 
         Raises:

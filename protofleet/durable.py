@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
@@ -95,6 +96,34 @@ def move_all(moves: Mapping[Path, Path]) -> None:
 def _sync_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+class Remover:
+    """Removes folders with all that is in them beside other work, in a thread of its own.
+
+    Freeing the blocks of thousands of files can take a disk seconds.
+
+    Args:
+        place: folder on their file system, empty but for what an earlier process has left; that is
+            removed now.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place, self._count = place, 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="protofleet-remover")
+        for left in place.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+
+    def remove(self, folder: Path) -> None:
+        """The folder is gone from its place at once, and from the disk soon."""
+        self._count += 1
+        gone = self._place / f"{self._count}"
+        folder.replace(gone)
+        self._pool.submit(shutil.rmtree, gone, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait until the last one is gone."""
+        self._pool.shutdown()
 
 
 def write_synced(path: Path, parts: Iterable[bytes | memoryview], *, shared: bool = False) -> None:

@@ -216,7 +216,9 @@ def combine_updates(  # noqa: PLR0913 - what is combined of whom, how, and who l
                 visit(position, update)
             vector = vectors.get(position)
             if vector is None:
-                tensors = {n: update.tensors[n] for n in layout.shapes if n in update.tensors}
+                tensors = update.tensors
+                if tensors.keys() != layout.shapes.keys():
+                    tensors = {n: tensors[n] for n in layout.shapes if n in tensors}
                 vector = vector_of(tensors, layout)
                 whole = sum(value.nbytes for value in update.tensors.values())  # a view holds it
                 if whole * len(updates) <= _HELD_BYTES:

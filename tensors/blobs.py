@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.tensors import Tensors, strict_json
+from protofleet.tensors import Packed, Tensors, strict_json
 
 MAX_TENSORS = 4096
 MAX_NAME_CHARS = 256
@@ -160,19 +160,19 @@ def decode(
     if len(data) > max_bytes:
         raise RefusedError("blob-size", f"blob: {len(data)} bytes > {max_bytes} allowed")
     text = _header_text(data)
-    read = _read_header if len(text) > _MOST_KEPT else _kept_header
-    entries, size, metadata = read(text)
+    entries, size, metadata, places = _known_header(text)
     start = 8 + len(text)
     if size != len(data) - start:
         raise RefusedError(
             "blob-offsets", f"blob: tensors fill {size} bytes of {len(data) - start}"
         )
     body = np.frombuffer(data, np.uint8, offset=start)
-    tensors = {
+    body.flags.writeable = False
+    views = {
         name: _view(name, body[begin:end], dtype, shape)
         for name, (dtype, shape, begin, end) in entries.items()
     }
-    return tensors, dict(metadata)
+    return Packed(body, places, views), dict(metadata)
 
 
 def check_finite(tensors: Tensors, *, rule: str = "finite") -> None:
@@ -233,8 +233,23 @@ def _header_text(data: bytes | memoryview) -> bytes:
     return bytes(data[8 : 8 + length])
 
 
-def _read_header(text: bytes) -> tuple[Mapping[str, _Entry], int, Mapping[str, str]]:
-    """Entries by name, the bytes that they fill, and the metadata."""
+class _Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        entries: by name.
+        size: bytes that they fill.
+        metadata: as it is.
+        places: of the entries in the body.
+    """
+
+    entries: Mapping[str, _Entry]
+    size: int
+    metadata: Mapping[str, str]
+    places: Mapping[str, tuple[int, int]]
+
+
+def _read_header(text: bytes) -> _Header:
     header = strict_json.loads(text, rule="blob-header", what="blob header")
     if not isinstance(header, dict):
         raise RefusedError("blob-header", "blob header: expected an object")
@@ -242,10 +257,40 @@ def _read_header(text: bytes) -> tuple[Mapping[str, _Entry], int, Mapping[str, s
     if len(header) > MAX_TENSORS:
         raise RefusedError("blob-header", f"blob: {len(header)} tensors > {MAX_TENSORS} allowed")
     entries = {name: _checked_entry(name, entry) for name, entry in header.items()}
-    return entries, _filled(entries), metadata
+    places = {name: (begin, end) for name, (_, _, begin, end) in entries.items()}
+    return _Header(entries, _filled(entries), metadata, places)
 
 
 _MOST_KEPT = 1 << 15
+_FIRST = f'{{"{_METADATA}":'
+
+
+def _known_header(text: bytes) -> _Header:
+    """``_read_header``, which takes long, with as little reading as it needs."""
+    if len(text) > _MOST_KEPT:
+        return _read_header(text)
+    try:
+        found = _read_beside_metadata(text.decode())
+    except (ValueError, RecursionError):
+        found = None  # whatever is wrong is said by whoever reads it whole
+    return found or _kept_header(text)
+
+
+def _read_beside_metadata(text: str) -> _Header | None:
+    """The same of a header that begins with its metadata, as those of updates do; None: another.
+
+    What stands behind it is alike in all updates of a round, and so in all rounds.
+    """
+    if not text.startswith(_FIRST):
+        return None
+    metadata, end = strict_json.head(text, len(_FIRST))
+    rest = text[end:]
+    if not rest.startswith(',"') or f'"{_METADATA}"' in rest:
+        return None
+    alike = _kept_header(f"{{{rest[1:]}".encode())
+    return alike._replace(metadata=_checked_metadata(metadata))
+
+
 _kept_header = lru_cache(maxsize=64)(_read_header)
 """Of up to 32 KiB: those of a client's states are the same in every round."""
 
@@ -306,6 +351,8 @@ def _view(
     if dtype.kind == "b" and raw.size and raw.max() > 1:
         raise RefusedError("blob-bool", f"tensor '{name}': a bool is neither 0 nor 1")
     # A foreign writer may have placed an array off its alignment: only that one is copied.
-    view = np.require(raw.view(dtype).reshape(shape), requirements="A")
-    view.flags.writeable = False
+    view = raw.view(dtype).reshape(shape)
+    if not view.flags.aligned:
+        view = view.copy()
+        view.flags.writeable = False
     return view

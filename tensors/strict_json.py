@@ -25,17 +25,24 @@ def loads(data: bytes, *, rule: str, what: str) -> Any:
     """
     try:
         text = data.decode("utf-8")
-        document = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
+        document = _decoder.decode(text)
         if "\\u" in text:  # an escaped half of a surrogate pair is no text in any other language
             json.dumps(document, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise RefusedError(rule, f"{what}: not strict JSON: {error}") from error
     return document
+
+
+def head(text: str, start: int) -> tuple[Any, int]:
+    """The value of a document that begins at ``start``, and where it ends.
+
+    Raises:
+        ValueError: no value of such JSON begins there.
+        RecursionError: it is nested too deep.
+    """
+    if "\\u" in text:  # may be half of a surrogate pair
+        raise ValueError("escaped characters")
+    return _decoder.raw_decode(text, start)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,3 +63,8 @@ def _finite(digits: str) -> float:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+)

@@ -83,7 +83,7 @@ class Layout:
         lines = (f"{s.name} float32 {list(s.shape)}\n" for s in self.specs)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name → shape, in order."""
         return {spec.name: spec.shape for spec in self.specs}
@@ -220,6 +220,42 @@ class Model:
         return Network(params=self.params, buffers=self.buffers)
 
 
+class Packed(dict[str, NDArray[Any]]):
+    """Named arrays that are views into one piece of memory, and where each lies in it.
+
+    Args:
+        body: the memory, ``(bytes,) uint8``.
+        places: first byte of each, and the one behind its last; more than the arrays' may be named.
+        arrays: views into ``body`` of these places.
+    """
+
+    __slots__ = ("_body", "_places")
+
+    def __init__(
+        self,
+        body: NDArray[np.uint8],
+        places: Mapping[str, tuple[int, int]],
+        arrays: Tensors,
+    ) -> None:
+        super().__init__(arrays)
+        self._body, self._places = body, places
+
+    def adjacent(self, layout: Layout) -> NDArray[np.float32] | None:
+        """One view of all tensors of ``layout``, if they lie one behind the other in its order.
+
+        None also where one is absent or has another shape or dtype.
+        """
+        first = end = -1
+        for name, shape in layout.shapes.items():
+            array, (begin, behind) = self.get(name), self._places.get(name, (-1, -1))
+            if array is None or array.base is not self._body or array.shape != shape:
+                return None
+            if array.dtype != np.float32 or begin != (begin if end < 0 else end):
+                return None
+            first, end = begin if first < 0 else first, behind
+        return None if first < 0 else self._body[first:end].view(np.float32)
+
+
 def vector_of(tensors: Tensors, layout: Layout) -> NDArray[np.float32]:
     """All numbers one behind the other: a view where they lie so already, else a copy.
 
@@ -233,6 +269,9 @@ def vector_of(tensors: Tensors, layout: Layout) -> NDArray[np.float32]:
     Raises:
         InputError: a tensor of ``layout`` is absent, surplus, or of another shape.
     """
+    vector = tensors.adjacent(layout) if isinstance(tensors, Packed) else None
+    if vector is not None and len(tensors) == len(layout.shapes) and vector.flags.aligned:
+        return vector
     check_names(tensors, layout)
     vector = _adjacent([tensors[name] for name in layout.shapes])
     if vector is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -128,6 +129,17 @@ class CoordinatorEndpoint(Endpoint):
     def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
         """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
         self._reject(device_id, transfer_id, rule, reason)
+
+    def end_tasks(self, kept: Mapping[str, int]) -> None:
+        """Cancel the transfers of all rounds' tasks, in either direction, but of those kept.
+
+        Args:
+            kept: devices whose task is not over, and of which round it is.
+        """
+        known = chain(self._sender.offers(), self._receiver.offers())
+        over = [one.transfer_id for name, one in known if kept.get(name) != one.round_id]
+        for transfer_id in over:
+            self.cancel(transfer_id)
 
     @on_disk()
     def send_task(  # noqa: PLR0913 - two options by name

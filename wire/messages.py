@@ -39,8 +39,11 @@ Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 """Of a device's owner, for taking part: ``charging``, ``network``, …"""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of all records; the JSON field ``type`` names the record."""
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
+    """Base of all records; the JSON field ``type`` names the record.
+
+    None refers to itself, so that the garbage collector need not know them.
+    """
 
 
 class DeviceHandshake(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,7 +342,9 @@ def decode(data: bytes, kind: type[M] | Any = AnyMessage) -> M:
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise RefusedError("message-size", f"message: {len(data)} bytes > {MAX_MESSAGE_BYTES}")
-    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]  # msgspec's stub
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -172,6 +173,12 @@ class Receiver:
         if self._owner(key) != device_id:
             return [_answer(device_id, receipt)]
         return self._settle(device_id, receipt, now)
+
+    def offers(self) -> Iterator[tuple[str, TransferOffer]]:
+        """Each device whose transfer is not over, and what it has offered."""
+        begun = (self._active, self._held)
+        yield from ((one.device_id, one.offer) for place in begun for one in place.values())
+        yield from self._waiting
 
     def remember(self, key: str) -> None:
         """After a restart: this transfer was accepted before; answer ``done`` when offered."""

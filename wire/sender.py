@@ -7,7 +7,7 @@ answered.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -27,6 +27,9 @@ from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, So
 
 REPEAT_S = 3.0
 """First repetition of an unanswered offer: long against a round trip, short for a person."""
+ANSWERS = 4.0
+"""An offer is not repeated before so many times as long as others were answered in: where thousands
+are offered something, or answer on a busy machine, repetitions would only make it busier."""
 REPEAT_MAX_S = 60.0
 """Doubling stops here; an absent receiver costs one small packet a minute."""
 OFFER_GAP_S = 1.0
@@ -151,9 +154,13 @@ class OutboundTransfer:
     def _count(self) -> int:
         return -(-self.offer.total_bytes // self.offer.chunk_bytes)
 
-    def announce(self, now: float, rng: random.Random) -> bytes:
-        """The offer, sent now; the next one is due later and later, with jitter."""
+    def announce(self, now: float, rng: random.Random, patience_s: float = 0.0) -> bytes:
+        """The offer, sent now; the next one is due later and later, with jitter.
+
+        ``patience_s``: not before so long, by and large.
+        """
         self.offered_at = now
+        self._repeat_s = min(REPEAT_MAX_S, max(self._repeat_s, patience_s))
         self._schedule(now, rng)
         return encode(replace(self._task, payload=self.offer) if self._task else self.offer)
 
@@ -248,6 +255,7 @@ class Sender:
         self._timers: Timers[str] = Timers()
         self._fresh: dict[str, None] = {}
         self._unanswered: set[str] = set()
+        self._answer_s = 0.0
 
     def send(
         self,
@@ -293,6 +301,10 @@ class Sender:
         """Whether no answer can be for it."""
         return not self._open and not self._delivered
 
+    def offers(self) -> Iterator[tuple[str, TransferOffer]]:
+        """Each device whose transfer is not over, and what it is offered."""
+        return ((one.device_id, one.offer) for one in self._open.values())
+
     def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.
 
@@ -306,7 +318,9 @@ class Sender:
         transfer = self._open.get(key)
         if transfer is None or transfer.device_id != device_id:
             return self._rejected_late(device_id, message)
-        self._unanswered.discard(key)
+        if key in self._unanswered:  # of one that was repeated nobody knows which was answered
+            self._unanswered.discard(key)
+            self._answer_s += (now - transfer.offered_at - self._answer_s) / 8
         if isinstance(message, Receipt):
             self.forget(key)
             if message.status == "done":
@@ -424,7 +438,7 @@ class Sender:
 
     def _offer(self, key: str, now: float) -> Send:
         transfer = self._open[key]
-        payload = transfer.announce(now, self._rng)
+        payload = transfer.announce(now, self._rng, ANSWERS * self._answer_s)
         self._timers.set(key, transfer.due)
         return Send(transfer.device_id, self._lane, payload)
 

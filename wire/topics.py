@@ -6,6 +6,7 @@ One ``Topics`` builds and reads every topic of a federation; nobody else joins s
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -190,7 +191,8 @@ class Topics:
         if not rest or not _ID.fullmatch(rest[0]) or _is_reserved(rest[0]):
             return None
         channel = _BY_PARTS.get((head, *rest[1:]))
-        return None if channel is None else TopicAddress(channel, rest[0])
+        # Who hears of a device may keep its name: one string for all its messages.
+        return None if channel is None else TopicAddress(channel, sys.intern(rest[0]))
 
     def _join(self, tail: str) -> str:
         return f"{PREFIX}/{self.federation}/{tail}"

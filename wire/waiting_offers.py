@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from protofleet.wire.messages import TransferOffer
 
 Entry = tuple[str, TransferOffer]
@@ -23,6 +25,9 @@ class WaitingOffers:
 
     def __contains__(self, key: str) -> bool:
         return key in self._ranks
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for waiting in self._by_rank.values() for entry in waiting.values())
 
     def get(self, key: str) -> Entry | None:
         """What waits under this id."""

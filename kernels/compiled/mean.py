@@ -36,7 +36,7 @@ def memory_of(buffers: Sequence[Floats], size: int) -> tuple[Floats, Indices]:
 
     Kernels take no lists: one that gets this touches nothing of it besides the buffers.
     """
-    addresses = [buffer.ctypes.data for buffer in buffers]
+    addresses = [buffer.__array_interface__["data"][0] for buffer in buffers]
     lowest = min(addresses)
     starts = (np.array(addresses) - lowest) // 4
     return np.asarray(_Memory(lowest, int(starts.max()) + size)), starts

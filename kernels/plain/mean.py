@@ -44,14 +44,21 @@ def accumulate_measured(
 ) -> NDArray[np.float64]:
     """``accumulate``, and the squares of the buffers' distances to ``origin``, block by block."""
     squares = np.zeros(len(buffers))
+    size = min(total.size, _BLOCK)
+    wide_block, apart_block = np.empty(size, np.float64), np.empty(size, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, total.size, _BLOCK):
-            part = slice(start, start + _BLOCK)
-            near = origin[part].astype(np.float64)
-            for k, buffer in enumerate(buffers):
-                apart = buffer[part] - near
+            sums = total[start : start + _BLOCK]
+            near = origin[start : start + _BLOCK].astype(np.float64)
+            wide, apart = wide_block[: sums.size], apart_block[: sums.size]
+            for k, (buffer, weight) in enumerate(zip(buffers, weights, strict=True)):
+                np.copyto(wide, buffer[start : start + _BLOCK])
+                np.subtract(wide, near, out=apart)
                 squares[k] += np.dot(apart, apart)
-            accumulate(total[part], [buffer[part] for buffer in buffers], weights, bad)
+                np.multiply(wide, weight, out=wide)
+                sums += wide
+            if not np.isfinite(sums).all():
+                bad[0] = 1
     return squares
 
 

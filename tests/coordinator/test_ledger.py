@@ -19,7 +19,14 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.buffered import BufferedSchedule
-from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
+from protofleet.federation.records import (
+    Costs,
+    EvaluationRecord,
+    Metrics,
+    Scores,
+    Spread,
+    UpdateRecord,
+)
 from protofleet.federation.schedule import (
     AddMembers,
     CloseRound,
@@ -383,3 +390,62 @@ def test_totals_only_grow(tmp_path):
         ledger.totals()
         ledger.note_totals("a", 1, Totals(bytes_up=7, bytes_down=30, peak_rss_bytes=4))
         assert ledger.totals() == {"a": {1: Totals(bytes_up=10, bytes_down=30, peak_rss_bytes=5)}}
+
+
+def test_a_closed_rounds_spool_is_gone_at_once_and_from_the_disk_in_the_end(tmp_path):
+    """But for a late update, which counts in the next round."""
+    with Ledger(tmp_path, _IDENTITY) as ledger:
+        for round_id, late in ((1, False), (2, True)):
+            ledger.open_round(round_id, _CLIENTS, 0.0)
+            first, *others = (_update(tmp_path, round_id, name) for name in _CLIENTS)
+            ledger.accept(*others, replace(first, counted_in=3) if late else first)
+            ledger.close_round(round_id)
+            state = ServerState(round_id=round_id, tensors={"w": np.zeros(1)})
+            ledger.commit_round(state, _scores(round_id), 1.0, keep_states=1)
+        assert [one.name for one in ledger.spool.iterdir()] == ["000002"]
+        (left,) = (ledger.spool / "000002").iterdir()
+        assert left.stem == _CLIENTS[0]
+    assert list((tmp_path / "removed").iterdir()) == []
+
+
+def test_what_a_killed_process_was_removing_is_gone_after_the_next_start(tmp_path):
+    with Ledger(tmp_path, _IDENTITY):
+        pass
+    (tmp_path / "removed" / "7").mkdir()
+    (tmp_path / "removed" / "7" / "a.safetensors").write_bytes(b"an update")
+    with Ledger(tmp_path, _IDENTITY):
+        assert list((tmp_path / "removed").iterdir()) == []
+
+
+def test_what_devices_paid_is_read_one_by_one_as_it_is_read_at_once(tmp_path):
+    """A device that missed a round has what it paid meanwhile in its next one."""
+    said = {("a", 0): 3, ("a", 1): 10, ("b", 1): 5, ("a", 3): 30, ("b", 2): 5}
+    with Ledger(tmp_path, _IDENTITY) as ledger:
+        for (name, round_id), count in said.items():
+            totals = Totals(bytes_up=count, bytes_down=2 * count, peak_rss_bytes=count)
+            ledger.note_totals(name, round_id, totals)
+        devices = dict(ledger.traffic_of_devices())
+        assert {
+            name: [(one.round_id, one.bytes_up, one.bytes_down) for one in traffic]
+            for name, traffic in devices.items()
+        } == {"a": [(0, 3, 6), (1, 7, 14), (3, 20, 40)], "b": [(1, 5, 10), (2, 0, 0)]}
+        latest = {name: list(by_round.values())[-1] for name, by_round in ledger.totals().items()}
+        assert dict(ledger.latest_totals()) == latest
+
+
+def test_an_aggregations_claims_are_those_of_the_records_without_scores_and_costs(tmp_path):
+    with Ledger(tmp_path, _IDENTITY) as ledger:
+        ledger.open_round(1, _CLIENTS, 0.0)
+        ledger.accept(*(_update(tmp_path, 1, name) for name in _CLIENTS))
+        accepted, claims = list(ledger.accepted(1)), ledger.claims(1)
+    assert [one.device_id for one in claims] == sorted(_CLIENTS)
+    for one, claim in zip(accepted, claims, strict=True):
+        ours, theirs = claim.record, one.record
+        assert (ours.client_id, ours.round_id, ours.num_examples, ours.share_of_work) == (
+            theirs.client_id,
+            theirs.round_id,
+            theirs.num_examples,
+            theirs.share_of_work,
+        )
+        assert claim.norms == one.norms
+        assert (ours.costs, ours.evaluation) == (Costs(), EvaluationRecord())

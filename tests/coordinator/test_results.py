@@ -66,7 +66,8 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        results.add(ledger.accepted(round_id))
+        for one in ledger.accepted(round_id):
+            results.add(one)
         results.write()
     found = json.loads(results.path.read_text())
     assert [r["round_id"] for r in found["rounds"]] == [1, 2]
@@ -100,7 +101,8 @@ def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        results.add(ledger.accepted(round_id))
+        for one in ledger.accepted(round_id):
+            results.add(one)
     results.write()
     written = [(ledger.folder / name).read_bytes() for name in _FILES]
     _results(ledger).write()
@@ -117,7 +119,7 @@ def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
         for round_id in (1, 2):
             costs = Costs(train_step_ms=(float(round_id),) * 3, phases_s={"train": 1.0})
             record = UpdateRecord(client_id=name, round_id=round_id, num_examples=4, costs=costs)
-            results.add([Accepted(device_id=name, transfer_id="t", record=record)])
+            results.add(Accepted(device_id=name, transfer_id="t", record=record))
     results.write()
     devices = json.loads((ledger.folder / "devices.json").read_bytes())["devices"]
     assert [one["train_step_ms"] for one in devices] == [
@@ -126,3 +128,35 @@ def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
         [2.0] * 2,
     ]
     assert [one["phases_s"] for one in devices] == [{"train": 1.0}] * 3
+
+
+def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_counted(
+    ledger, tmp_path
+):
+    for name in ("0", "aa", "c"):  # before, between and behind those whose updates count
+        ledger.note_totals(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
+    results = _results(ledger)
+    _play_round(ledger, tmp_path, 1)
+    for one in ledger.accepted(1):
+        results.add(one)
+    (done,) = results.write().rounds
+    assert (done.bytes_up, done.bytes_down) == (203, 146)
+    found = json.loads(results.path.read_text())["devices"]
+    assert [(one["id"], one["bytes_up"]) for one in found] == [("a", 100), ("b", 100)]
+
+
+def test_a_device_that_tells_nothing_has_no_objects_of_its_own(ledger):
+    """Thousands of devices may tell nothing but their number of examples."""
+    results = _results(ledger)
+    for name in ("a", "b"):
+        record = UpdateRecord(
+            client_id=name,
+            round_id=1,
+            num_examples=4,
+            evaluation=EvaluationRecord(more={}),
+            costs=Costs(phases_s={}, cpu_s={}),
+        )
+        results.add(Accepted(device_id=name, transfer_id="t", record=record))
+    ours, theirs = results._devices.values()
+    shared = ("train_step_ms", "infer_ms", "evaluation", "phases_s", "cpu_s")
+    assert all(getattr(ours, name) is getattr(theirs, name) for name in shared)

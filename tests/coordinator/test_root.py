@@ -65,7 +65,7 @@ def test_devices_of_all_accepted_reports_count_each_once_over_restarts(tiny, ope
     ledger.accept(_arrival(tiny, tmp_path, 1, ["anna", "berta"]))
     ledger = opened()
     ledger.close_round(1)
-    found = ledger.accepted(1)
+    found = list(ledger.accepted(1))
     assert [one.device_id for one in found] == ["anna", "berta", "dora"]
     assert [one.record.num_examples for one in found] == [10, 10, 20]
     assert [one.norms["params"] for one in found] == [1.0, 1.0, 2.0]

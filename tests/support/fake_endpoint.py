@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -225,6 +225,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.in_bursts = False
+        self._begun: dict[tuple[str, str], TransferOffer] = {}
         self.published: list[Announcement] = []
         self.finished: list[str] = []
         self.serials: dict[str, int] = {}
@@ -263,9 +264,21 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         return self.connected
 
     def expect(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
-        assert device_id
+        self._begun[device_id, offer.kind] = offer
         self._take(offer)
         return None
+
+    def end_tasks(self, kept: Mapping[str, int]) -> None:
+        for (device_id, kind), offer in list(self._begun.items()):
+            if kept.get(device_id) != offer.round_id:
+                self.cancel(offer.transfer_id)
+                del self._begun[device_id, kind]
+
+    def _settle(self, receipt: Receipt) -> None:
+        super()._settle(receipt)
+        over = [key for key, one in self._begun.items() if one.transfer_id == receipt.transfer_id]
+        for key in over:
+            del self._begun[key]
 
     def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
         assert device_id
@@ -289,6 +302,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
             chunk_bytes=most_chunk_bytes or MAX_DATA_BYTES,
             coding=coding,
         )
+        self._begun[device_id, offer.kind] = offer
         task = replace(task, shared=shared_version(offer.sha256, offer.chunk_bytes) * shared)
         self.sent.append(SentBlob(device_id, offer, _content(source), task))
         return offer

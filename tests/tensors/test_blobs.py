@@ -142,6 +142,38 @@ def test_one_header_read_again_gives_metadata_of_its_own():
         decode(blob + b"\0" * 4, max_bytes=len(blob) + 4)
 
 
+_ENTRY = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"__metadata__":{"k":"1"},' + _ENTRY + "}", ""),
+        ('{"__metadata__":{"k":"\\u0031"},' + _ENTRY + "}", ""),
+        ('{ "__metadata__": {"k":"1"} , ' + _ENTRY + "}", ""),
+        ("{" + _ENTRY + ',"__metadata__":{"k":"1"}}', ""),
+        ('{"__metadata__":{"k":"1"},' + _ENTRY + ',"__metadata__":{}}', "occurs twice"),
+        ('{"__metadata__":{"k":"1"},' + _ENTRY + ',"\\u005f_metadata__":{}}', "occurs twice"),
+        ('{"__metadata__":{"k":"1","k":"1"},' + _ENTRY + "}", "occurs twice"),
+        ('{"__metadata__":{"k":1},' + _ENTRY + "}", "metadata of strings"),
+        ('{"__metadata__":"k",' + _ENTRY + "}", "metadata of strings"),
+        ('{"__metadata__":{"k":"1"},}', "not strict JSON"),
+        ('{"__metadata__":{"k":"1"},' + _ENTRY, "not strict JSON"),
+        ('{"__metadata__":{"k":"1"}' + _ENTRY + "}", "not strict JSON"),
+    ],
+)
+def test_a_header_is_read_alike_wherever_its_metadata_stands(text, reason):
+    """That of an update stands first, and what is behind it is not parsed again."""
+    data = len(text).to_bytes(8, "little") + text.encode() + np.float32(1.5).tobytes()
+    for _ in range(2):
+        if reason:
+            with pytest.raises(RefusedError, match=reason):
+                decode(data, max_bytes=_LIMIT)
+        else:
+            tensors, metadata = decode(data, max_bytes=_LIMIT)
+            assert (tensors["a"].tolist(), metadata) == ([1.5], {"k": "1"})
+
+
 def test_contents_in_parts_make_the_blob_of_their_joined_bytes():
     parts = {"b": [b"12", memoryview(b"345")], "a": [], "c": [encode({"x": np.ones(3)})]}
     joined = {name: np.frombuffer(b"".join(of), np.uint8) for name, of in parts.items()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protofleet.errors import InputError
-from protofleet.tensors import Layout, blobs, vector_of
+from protofleet.tensors import Layout, Packed, blobs, vector_of
 
 _TENSORS = {
     "b": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -42,3 +42,18 @@ def test_parts_of_an_array_that_are_not_whole_are_copied():
 def test_another_shape_is_named():
     with pytest.raises(InputError, match="tensor 'a': expected"):
         vector_of({"a": np.zeros(2, np.float32)}, Layout.of({"a": ()}))
+
+
+def test_a_blobs_tensors_are_one_vector_unless_one_was_put_in_anothers_place():
+    """However many there are besides those of the layout."""
+    blob = blobs.encode(_TENSORS)
+    tensors, _ = blobs.decode(blob, max_bytes=len(blob))
+    layout = Layout.of({"a": (), "b": (2, 3)})
+    assert isinstance(tensors, Packed)
+    assert tensors.adjacent(layout).tolist() == [9, 0, 1, 2, 3, 4, 5]
+    assert tensors.adjacent(Layout.of({"b": (2, 3), "a": ()})) is None
+    assert tensors.adjacent(Layout.of({"a": (), "b": (6,)})) is None
+    assert tensors.adjacent(Layout.of({"a": (), "missing": (2, 3)})) is None
+    assert tensors.adjacent(Layout.of({"n": (4,)})) is None
+    tensors["b"] = np.ones((2, 3), np.float32)
+    assert tensors.adjacent(layout) is None

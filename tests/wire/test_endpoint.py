@@ -375,3 +375,16 @@ def test_a_poll_that_does_not_wait_sends_what_the_last_packet_asked_for(tmp_path
     link.left.append(Delivery("fl/v2/lab/dn/pi-7/a", need, retained=False))
     assert endpoint.poll(0.0) is None
     assert link.published[-1] == "up/pi-7/c"
+
+
+def test_the_end_of_a_round_cancels_what_is_under_way_in_it(tmp_path):
+    """Payloads that are offered and updates that wait, but for devices whose task is not over."""
+    end = CoordinatorEndpoint.create(_NOWHERE, "lab", tmp_path)
+    for name, round_id in (("a", 3), ("b", 3), ("late", 2)):
+        end.send_task(name, _task(round_id), b"payload")
+        offer = describe(b"up", kind="update", device_id=name, round_id=round_id)
+        assert end.expect(name, offer) is None
+    end.end_tasks({"late": 2, "b": 2})
+    assert [(name, one.round_id) for name, one in end._sender.offers()] == [("late", 2)]
+    assert [(name, one.round_id) for name, one in end._receiver.offers()] == [("late", 2)]
+    end.close()

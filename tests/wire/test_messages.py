@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -142,3 +143,8 @@ def test_deep_nesting_and_size_are_refused():
     for data in (deep, b" " * (messages.MAX_MESSAGE_BYTES + 1)):
         with pytest.raises(RefusedError):
             decode(data, AnyMessage)
+
+
+def test_the_garbage_collector_does_not_visit_records():
+    """A coordinator holds thousands."""
+    assert not gc.is_tracked(decode(encode(_OFFER)))

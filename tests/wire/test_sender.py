@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
-from protofleet.wire.messages import Need, Task, decode, encode
+from protofleet.wire.messages import Need, Receipt, Task, decode, encode
 from protofleet.wire.sender import UNANSWERED_MAX, Sender
 from protofleet.wire.transfer import Lane, Rejected, describe
 
@@ -57,6 +57,25 @@ def test_an_unanswered_offer_is_repeated_ever_more_slowly(sender):
     gaps = [late - early for early, late in pairwise(times)]
     assert 2.25 <= gaps[0] <= 3.75
     assert all(45.0 <= gap <= 75.0 for gap in gaps[6:])
+
+
+def test_where_answers_take_long_offers_are_repeated_later(sender):
+    """An answer to a repeated offer tells nothing: the first one may have been lost."""
+    patience = []
+    for answer_s, repeated in ((2.0, False), (0.0, False), (30.0, True)):
+        for number in range(60):
+            name = f"device-{number}"
+            offer = describe(b"blob", kind="payload", device_id=name, round_id=1)
+            sender.send(name, b"blob", offer, 0.0)
+            sender.tick(0.0)
+            patience.append(sender._open[offer.transfer_id].due)
+            if repeated:
+                sender.tick(patience[-1])
+            done = Receipt(transfer_id=offer.transfer_id, status="done")
+            sender.answer(name, encode(done), answer_s)
+    assert 2.25 <= patience[0] <= 3.75
+    assert all(0.75 * 4 * 1.9 <= one <= 1.25 * 4 * 2.0 for one in patience[40:60])
+    assert all(2.25 <= one <= 3.75 for one in patience[100:])
 
 
 def test_a_task_is_the_offer_and_its_chunks_shrink_with_the_broker(sender):

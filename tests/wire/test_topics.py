@@ -120,3 +120,10 @@ def test_an_invited_device_has_topics_of_its_own():
     for wrong in ("invite.pi-7", "coordinator", "x" * 58, "a/b"):
         with pytest.raises(InputError, match="device"):
             topics.enrolment_answer(wrong)
+
+
+def test_a_devices_name_is_one_string_in_all_its_messages():
+    """Thousands of devices are remembered in many places."""
+    topics = Topics("lab")
+    first, second = (topics.parse(topics.of(channel, "pi-7")) for channel in list(_OF_DEVICES)[:2])
+    assert first.device_id is second.device_id

@@ -26,6 +26,7 @@ def test_the_lowest_rank_comes_first_and_in_it_who_waits_longest():
         waiting.put(key, _entry(key), rank)
     waiting.put("b", _entry("b, offered again"), 5)
     assert waiting.get("b")[0] == "b, offered again"
+    assert sorted(name for name, _ in waiting) == ["a", "b, offered again", "c", "d"]
     order = []
     while waiting:
         order.append(waiting.first())
