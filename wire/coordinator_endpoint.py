@@ -19,7 +19,6 @@ from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
     LeaseRecord,
-    Need,
     Task,
     TransferOffer,
 )
@@ -58,7 +57,9 @@ class CoordinatorEndpoint(Endpoint):
         super().__init__(link, topics, folder, limits, protection)
         key = self._protection.content_key
         self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
-        self._carousels = Carousels(content_key=key, offering=self._is_offering, push=self._push)
+        self._carousels = Carousels(
+            content_key=key, offering=self._is_offering, let_ask=self._let_ask
+        )
         self._latest_task: tuple[Task | None, Task | None] = (None, None)
         # A chunk for all is worth more than one for one.
         self._senders[:] = [self._carousels, self._sender, self._bundle_sender]
@@ -108,9 +109,9 @@ class CoordinatorEndpoint(Endpoint):
     def _is_offering(self) -> bool:
         return self._sender.offering or self._bundle_sender.offering
 
-    def _push(self, key: str, need: Need, now: float) -> None:
+    def _let_ask(self, key: str, now: float) -> None:
         for sender in (self._sender, self._bundle_sender):
-            sender.push(key, need, now)
+            sender.let_ask(key, now)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         """Send a task without a payload, once; False if the link is down."""
