@@ -308,6 +308,11 @@ class Carousels:
         self._of_transfer[offer.transfer_id] = carousel
         return version
 
+    def has(self, offer: TransferOffer) -> bool:
+        """Whether a transfer was offered with a version before."""
+        carousel = self._of_transfer.get(offer.transfer_id)
+        return carousel is not None and carousel.chunk_bytes == offer.chunk_bytes
+
     @property
     def idle(self) -> bool:
         """Whether no answer can be for it."""

@@ -162,10 +162,17 @@ class CoordinatorEndpoint(Endpoint):
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
             coding=coding,
         )
-        version = self._carousels.add(device_id, source, offer) if shared else ""
-        task = self._with_version(task, version)
+        task = self._with_version(task, self._version(device_id, source, offer, shared=shared))
         self._sender.send(device_id, source, offer, time.monotonic(), task=task)
         return offer
+
+    def _version(
+        self, device_id: str, source: Source, offer: TransferOffer, *, shared: bool
+    ) -> str:
+        """Of a device that came back while all are sent it, the one that it may listen to."""
+        if shared or self._carousels.has(offer):
+            return self._carousels.add(device_id, source, offer)
+        return ""
 
     def _with_version(self, task: Task, version: str) -> Task:
         """Of a task that many devices get, the same one each time: each is kept until answered."""
@@ -202,7 +209,7 @@ class CoordinatorEndpoint(Endpoint):
             round_id=0,
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
         )
-        version = self._carousels.add(device_id, source, payload) if shared else ""
+        version = self._version(device_id, source, payload, shared=shared)
         offer = msgspec.structs.replace(offer, shared=version)
         now = time.monotonic()
         self._bundle_sender.send(device_id, source, payload, now, task=offer)

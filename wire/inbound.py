@@ -168,7 +168,7 @@ class InboundTransfer:
         self._land(list(self._flying))
         self._last = now
         left = sorted(self._late.keys() - self._asked_again) or sorted(self._late)
-        again = left[-self._window :]
+        again = left[-MIN_WINDOW:]
         self._asked_again.update(again)
         return self._request(again, now)
 

@@ -310,6 +310,24 @@ def test_what_a_new_link_has_lost_is_sent_again_and_nothing_else(fleet):
     assert (fleet.shared, fleet.asked) == (_COUNT + 3, {})
 
 
+def test_a_new_link_has_lost_nothing_of_the_one_before_it(fleet):
+    """What devices said behind that of it holds."""
+    for name in "ab":
+        fleet.offer(name)
+    fleet.deaf = {"a"}
+    fleet.turn(lost=(_COUNT - 1,))
+    fleet.carousels.reconnected(fleet.now)
+    fleet.offer_again("b")
+    fleet.carousels.reconnected(fleet.now)
+    fleet.offer_again("a")
+    fleet.now = GATHER_S
+    fleet.turn()
+    fleet.turn()
+    fleet.wait(0.0)
+    assert fleet.done == dict.fromkeys("ab", _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT + 1, {"a": _COUNT})
+
+
 @given(cuts=st.lists(st.integers(0, 3 * WINDOW_MAX), max_size=4), rng=st.randoms())
 @settings(max_examples=40, deadline=None)
 def test_a_link_that_breaks_costs_a_window_whoever_was_deaf(cuts, rng):

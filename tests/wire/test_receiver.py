@@ -264,3 +264,23 @@ def test_an_offer_without_a_version_ends_the_listening_for_good(listener):
     listener.hear(1.3, 3)  # what was on its way is taken all the same
     (need,) = answers_in(listener.receiver.reconnected(2.0))
     assert (need.missing, need.listening) == (((4, 8),), False)
+
+
+def test_what_was_asked_for_is_on_its_way_when_the_listening_ends(listener):
+    listener.hear(1.0, 0, 1, 2)
+    now = 1.0 + 4 * SILENCE_S
+    listener.receiver.tick(now)
+    (need,) = listener.offered(now, listens=False)
+    assert (need.missing, need.credit) == (((3, 5),), 2)
+
+
+def test_what_was_late_on_a_connection_is_lost_with_it(listener):
+    listener.hear(1.0, 0, 1, 2)
+    (need,) = answers_in(listener.get(1.1, 11))
+    assert need.missing == ((3, 7),)
+    listener.receiver.tick(listener.receiver.due())
+    (need,) = answers_in(listener.receiver.reconnected(20.0))
+    assert (need.missing, need.listening) == (((3, 11),), True)
+    listener.hear(20.1, 3)
+    (need,) = answers_in(listener.get(20.2, 10))
+    assert need.missing[0][0] == 4
