@@ -179,22 +179,25 @@ class InboundTransfer:
             RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid), or
                 ``chunk-seal`` (not made by who offered it).
         """
-        need = self._take(chunk, self._cipher, now)
-        # It comes behind all that came to all, so the rest of that is lost.
-        return self._hope_no_more(now) if self._listening else need
+        stored = self._store(chunk, self._cipher, now)
+        if self._listening:
+            return self._hope_no_more(now)  # it comes behind the turn, so the rest of that is lost
+        return self._need(now) if stored and self._missing else None
 
-    def take_shared(self, chunk: Chunk, now: float) -> Need | None:
-        """As ``take``, of a chunk that came to all."""
-        return self._take(chunk, self._shared_cipher, now)
+    def take_shared(self, chunk: Chunk, now: float) -> None:
+        """As ``take``, of a chunk that came to all: a turn is on, and may bring the rest."""
+        if self._store(chunk, self._shared_cipher, now):
+            self._listening = True
 
-    def _take(self, chunk: Chunk, cipher: ChunkCipher | None, now: float) -> Need | None:
+    def _store(self, chunk: Chunk, cipher: ChunkCipher | None, now: float) -> bool:
+        """Keep a chunk; whether it was not here."""
         if cipher is not None:
             chunk = cipher.open(chunk)
         elif chunk.sealed:
             raise RefusedError("chunk-seal", f"chunk {chunk.index}: sealed, but not its transfer")
         self._check(chunk)
         if self._state[chunk.index] == _HERE:
-            return None
+            return False
         _write_at(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
         _write_at(self._files[1], b"\1", chunk.index)
         self._state[chunk.index] = _HERE
@@ -202,7 +205,7 @@ class InboundTransfer:
         self._observe(now)
         self._arrived(chunk.index)
         self.due = now + self._patience()
-        return self._need(now) if self._missing and not self._listening else None
+        return True
 
     def verify(self) -> bool:
         """Whether the complete blob has the offer's sha256; if not, all is wanted again.

@@ -130,7 +130,8 @@ class Receiver:
         actions: list[Action] = []
         for transfer in list(self._active.values()):
             if transfer.shared == chunk.transfer_id:
-                actions += self._taken(transfer, transfer.take_shared(chunk, now), now)
+                transfer.take_shared(chunk, now)
+                actions += self._taken(transfer, None, now)
         return actions
 
     def _taken(self, transfer: InboundTransfer, need: Need | None, now: float) -> list[Action]:

@@ -284,3 +284,12 @@ def test_what_was_late_on_a_connection_is_lost_with_it(listener):
     listener.hear(20.1, 3)
     (need,) = answers_in(listener.get(20.2, 10))
     assert need.missing[0][0] == 4
+
+
+def test_who_asks_and_hears_a_turn_asks_for_nothing_that_it_brings(listener):
+    """Until what it had asked for comes, which is behind the turn."""
+    (need,) = listener.offered(0.1, listens=False)
+    assert need.missing == ((0, 4),)
+    assert listener.hear(0.2, *range(10)) == []
+    (need,) = answers_in(listener.get(0.3, 0))
+    assert need.missing == ((10, 12),)
