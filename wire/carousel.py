@@ -2,10 +2,10 @@
 
 A device whose task names the topic subscribes, says that it is ``listening`` and what it lacks, and
 asks for nothing. A turn of the carousel begins when those who were offered the blob have answered,
-or answers stop coming, and brings what somebody lacks. Who comes in the middle of it waits for
-another one if that is worth it, because all who still listen get every turn; else it is sent what
-it lacks by itself. What a device misses it asks for as ever, so the carousel saves work and decides
-nothing. (Broadcast file delivery has it so: FLUTE, RFC 6726.)
+or answers stop coming, and brings what nobody has had yet. A chunk goes to all once, and again only
+if our own link may have lost it, or if many lack it: no device's window holds a turn back, so a
+second one for a few may be the whole blob. Those few are offered it anew and ask for the rest. So
+the carousel saves work and decides nothing. (Broadcast file delivery has it so: FLUTE, RFC 6726.)
 
 Pure, as ``sender.py``.
 """
@@ -13,14 +13,14 @@ Pure, as ``sender.py``.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from protofleet.errors import RefusedError
 from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode
 from protofleet.wire.sender import WINDOW_MAX, ContentKey, no_key, read_chunk
-from protofleet.wire.transfer import Action, Lane, Ranges, Rejected, Send, Source, ranges_of
+from protofleet.wire.transfer import Action, Lane, Ranges, Rejected, Send, Source
 
 GATHER_S = 0.3
 """A turn begins when nobody has joined for so long ..."""
@@ -33,6 +33,9 @@ SPREAD_MAX_S = 30.0
 MOST_TURNS = 3
 """Of one carousel, in chunks: a slow device's link carries all of them, whether it needs them or
 not."""
+AGAIN_FROM = 8
+"""So many that lack a chunk which went to all get it in another turn. Fewer ask, each for its own:
+there a connection that breaks costs a window, in a turn whatever has passed meanwhile."""
 MOST_CHUNKS = 256
 """Of a blob: a slow device's queue at the broker (1000 messages) holds all of them."""
 
@@ -58,6 +61,7 @@ class Carousel:
         version: names it.
         transfers: that offer it, and to whom.
         silent: those of them that have not answered yet.
+        asking: those of them that no turn is for any more.
         starts: when ``tick`` has something to do if it stands still then, monotonic seconds.
         chunk_bytes: of its grid.
         left: chunks that it may still send.
@@ -66,6 +70,7 @@ class Carousel:
     def __init__(self, version: str, source: Source, offer: TransferOffer, key: str) -> None:
         self.transfers: dict[str, str] = {}
         self.silent: set[str] = set()
+        self.asking: set[str] = set()
         self.starts = self._first = float("inf")
         self.chunk_bytes = offer.chunk_bytes
         self.version, self._source, self._offer = version, source, offer
@@ -77,7 +82,9 @@ class Carousel:
         # By transfer, what no turn will have brought; and who was sent all that it lacked.
         self._lacks: dict[str, frozenset[int]] = {}
         self._served: set[str] = set()
-        self._turned = False
+        # What nobody has had yet, as far as is known; and what our link may lose if it ends now.
+        self._ahead = set(self._everything)
+        self._on_link: deque[int] = deque(maxlen=WINDOW_MAX)
 
     @property
     def turns(self) -> bool:
@@ -92,6 +99,9 @@ class Carousel:
         """
         lacks = self._indices(missing)
         self.silent.discard(key)
+        self._ahead &= lacks
+        if key in self.asking:
+            return  # it has not heard that yet, or has forgotten it
         if self._queue:
             lacks -= frozenset(self._queue)
         if not lacks:
@@ -115,8 +125,8 @@ class Carousel:
         if self._lacks and not self.silent:
             self.starts = now
 
-    def tick(self, now: float, most_s: float, *, offering: bool) -> dict[str, frozenset[int]]:
-        """Begin a turn if it is time; what to send to single transfers in place of one.
+    def tick(self, now: float, most_s: float, *, offering: bool) -> list[str]:
+        """Begin a turn if it is time; transfers that are to ask in place of one.
 
         Args:
             now: the time.
@@ -124,37 +134,43 @@ class Carousel:
             offering: whether offers wait to be sent, whose answers are yet to come.
         """
         if now < self.starts or self._queue:
-            return {}
+            return []
         overdue = now >= self._first + most_s
         if offering and self.silent and not overdue:
             self._wait(now, most_s)
-            return {}
-        if self._turned and (len(self._lacks) == 1 or self._mostly_served):
-            if len(self._lacks) > 1 and not overdue:
-                self._wait(now, most_s)
-                return {}
-            return self._stop_waiting()
-        wanted = frozenset[int]().union(*self._lacks.values())
-        if len(wanted) > self.left:
-            return self._stop_waiting()
-        self.left -= len(wanted)
-        self._queue.extend(sorted(wanted))
-        self._turned = True
-        self._stop_waiting()
-        return {}
+            return []
+        lacking = self._lacking()
+        wanted = lacking.keys() & self._ahead
+        again = {index for index, devices in lacking.items() if devices >= AGAIN_FROM} - wanted
+        if again and not self._mostly_served:
+            wanted |= again
+        elif again and not wanted and not overdue:
+            self._wait(now, most_s)
+            return []
+        if not wanted or len(wanted) > self.left:
+            return self._let_ask()
+        self._begin(sorted(wanted), now)
+        return []
 
     def stop(self) -> None:
-        """Nobody is known to listen."""
+        """Our link is new: nobody is known to listen, and what was on it may be lost."""
         self._queue.clear()
+        self._ahead.update(self._on_link)
+        self._on_link.clear()
         self._lacks.clear()
         self._served.clear()
         self.starts = self._first = float("inf")
-        self.left, self._turned = MOST_TURNS * self._count, False
+        self.left = MOST_TURNS * self._count
         self.silent = set(self.transfers)
+
+    def has_all(self, key: str) -> None:
+        """A transfer's receiver has all of it: if that is its first word, from an earlier turn."""
+        if key in self.silent:
+            self._ahead.clear()
 
     def leave(self, key: str) -> None:
         """A transfer is over."""
-        for those in (self.silent, self._served):
+        for those in (self.silent, self.asking, self._served):
             those.discard(key)
         self.transfers.pop(key, None)
         self._wait_no_more_for(key)
@@ -166,6 +182,8 @@ class Carousel:
             OSError: the source file is gone or too short.
         """
         index = self._queue.popleft()
+        self._ahead.discard(index)
+        self._on_link.append(index)
         chunk = Chunk(
             transfer_id=self.version,
             index=index,
@@ -192,12 +210,31 @@ class Carousel:
         quiet_s = max(GATHER_S, GATHER_SHARE * (now - self._first))
         self.starts = min(now + quiet_s, self._first + most_s)
 
-    def _stop_waiting(self) -> dict[str, frozenset[int]]:
-        """From here on all are taken to get what they lack; what that is."""
-        lacks, self._lacks = self._lacks, {}
-        self._served.update(lacks)
+    def _lacking(self) -> Counter[int]:
+        """By how many of those who wait each chunk is lacked."""
+        lacking: Counter[int] = Counter()
+        for lacks, devices in Counter(self._lacks.values()).items():
+            for index in lacks:
+                lacking[index] += devices
+        return lacking
+
+    def _begin(self, wanted: list[int], now: float) -> None:
+        """Turn; who lacks more than that is looked at again behind it."""
+        self.left -= len(wanted)
+        self._queue.extend(wanted)
+        left = {key: lacks.difference(wanted) for key, lacks in self._lacks.items()}
+        self._served.update(key for key, lacks in left.items() if not lacks)
+        self._lacks = {key: lacks for key, lacks in left.items() if lacks}
+        self.starts = self._first = now if self._lacks else float("inf")
+
+    def _let_ask(self) -> list[str]:
+        """From here on those who wait get what they lack by asking for it."""
+        keys = list(self._lacks)
+        self._lacks.clear()
+        self.asking.update(keys)
+        self._served.update(keys)  # they still hear every turn
         self.starts = self._first = float("inf")
-        return lacks
+        return keys
 
     def _indices(self, missing: Ranges) -> frozenset[int]:
         for start, stop in missing:
@@ -211,12 +248,12 @@ class Carousel:
         return frozenset(index for start, stop in missing for index in range(start, stop))
 
 
-Push = Callable[[str, Need, float], None]
-"""Sends a transfer's receiver the chunks of a need that it has not sent."""
+LetAsk = Callable[[str, float], None]
+"""Tells a transfer's receiver that no turn is for it."""
 
 
-def _no_push(_key: str, _need: Need, _now: float) -> None:
-    """Whoever lacks chunks asks for them."""
+def _say_nothing(_key: str, _now: float) -> None:
+    """Whoever is silent long enough asks, too."""
 
 
 class Carousels:
@@ -225,7 +262,7 @@ class Carousels:
     Args:
         content_key: what seals chunks.
         offering: whether there are offers that have not gone out.
-        push: sends a listener by itself what no turn brings.
+        let_ask: tells a listener to ask for what it lacks.
 
     Attributes:
         spread_s: over how long the fleet's answers may be spread.
@@ -236,11 +273,11 @@ class Carousels:
         content_key: ContentKey = no_key,
         *,
         offering: Callable[[], bool] = lambda: False,
-        push: Push = _no_push,
+        let_ask: LetAsk = _say_nothing,
     ) -> None:
         self.spread_s = 0.0
         self._content_key = content_key
-        self._offering, self._push = offering, push
+        self._offering, self._let_ask = offering, let_ask
         self._carousels: dict[str, Carousel] = {}
         # Of each device there is one: with little for each.
         self._of_transfer: dict[str, Carousel] = {}
@@ -264,12 +301,17 @@ class Carousels:
         if carousel is None:
             key = self._content_key(offer.sha256, offer.chunk_bytes)
             carousel = self._carousels[version] = Carousel(version, source, offer, key)
-        if carousel.left <= 0:
+        if carousel.left <= 0 or offer.transfer_id in carousel.asking:
             return ""
         carousel.transfers[offer.transfer_id] = device_id
         carousel.silent.add(offer.transfer_id)
         self._of_transfer[offer.transfer_id] = carousel
         return version
+
+    def has(self, offer: TransferOffer) -> bool:
+        """Whether a transfer was offered with a version before."""
+        carousel = self._of_transfer.get(offer.transfer_id)
+        return carousel is not None and carousel.chunk_bytes == offer.chunk_bytes
 
     @property
     def idle(self) -> bool:
@@ -288,6 +330,8 @@ class Carousels:
         if carousel is None or carousel.transfers[key] != device_id:
             return []
         if isinstance(message, Receipt):
+            if message.status == "done":
+                carousel.has_all(key)
             self.forget(key)
             return []
         if message.listening:
@@ -314,10 +358,8 @@ class Carousels:
         for carousel in list(self._carousels.values()):
             if now < carousel.starts:
                 continue
-            alone = carousel.tick(now, self._most_s, offering=self._offering())
-            for key, lacks in alone.items():
-                missing = ranges_of(sorted(lacks))
-                self._push(key, Need(transfer_id=key, missing=missing, credit=WINDOW_MAX), now)
+            for key in carousel.tick(now, self._most_s, offering=self._offering()):
+                self._let_ask(key, now)
         return []
 
     @property

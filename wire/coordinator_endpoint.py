@@ -20,7 +20,6 @@ from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
     LeaseRecord,
-    Need,
     Task,
     TransferOffer,
 )
@@ -59,7 +58,9 @@ class CoordinatorEndpoint(Endpoint):
         super().__init__(link, topics, folder, limits, protection)
         key = self._protection.content_key
         self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
-        self._carousels = Carousels(content_key=key, offering=self._is_offering, push=self._push)
+        self._carousels = Carousels(
+            content_key=key, offering=self._is_offering, let_ask=self._let_ask
+        )
         self._latest_task: tuple[Task | None, Task | None] = (None, None)
         # A chunk for all is worth more than one for one.
         self._senders[:] = [self._carousels, self._sender, self._bundle_sender]
@@ -109,9 +110,9 @@ class CoordinatorEndpoint(Endpoint):
     def _is_offering(self) -> bool:
         return self._sender.offering or self._bundle_sender.offering
 
-    def _push(self, key: str, need: Need, now: float) -> None:
+    def _let_ask(self, key: str, now: float) -> None:
         for sender in (self._sender, self._bundle_sender):
-            sender.push(key, need, now)
+            sender.let_ask(key, now)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         """Send a task without a payload, once; False if the link is down."""
@@ -173,10 +174,17 @@ class CoordinatorEndpoint(Endpoint):
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
             coding=coding,
         )
-        version = self._carousels.add(device_id, source, offer) if shared else ""
-        task = self._with_version(task, version)
+        task = self._with_version(task, self._version(device_id, source, offer, shared=shared))
         self._sender.send(device_id, source, offer, time.monotonic(), task=task)
         return offer
+
+    def _version(
+        self, device_id: str, source: Source, offer: TransferOffer, *, shared: bool
+    ) -> str:
+        """Of a device that came back while all are sent it, the one that it may listen to."""
+        if shared or self._carousels.has(offer):
+            return self._carousels.add(device_id, source, offer)
+        return ""
 
     def _with_version(self, task: Task, version: str) -> Task:
         """Of a task that many devices get, the same one each time: each is kept until answered."""
@@ -213,7 +221,7 @@ class CoordinatorEndpoint(Endpoint):
             round_id=0,
             chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
         )
-        version = self._carousels.add(device_id, source, payload) if shared else ""
+        version = self._version(device_id, source, payload, shared=shared)
         offer = msgspec.structs.replace(offer, shared=version)
         now = time.monotonic()
         self._bundle_sender.send(device_id, source, payload, now, task=offer)

@@ -177,6 +177,9 @@ class DeviceEndpoint(Endpoint):
         self._take_up(self._bundle_receiver, offer, shared)
 
     def _take_up(self, receiver: Receiver, offer: TransferOffer, shared: str) -> None:
+        version = shared_version(offer.sha256, offer.chunk_bytes)
+        if not shared and version in self._listening:
+            self._listening[version] = True  # that none comes is not the broker's doing
         known = shared if self._hears else ""
         self._act(receiver.expect(self._device_id, offer, time.monotonic(), shared=known))
 

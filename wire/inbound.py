@@ -106,8 +106,14 @@ class InboundTransfer:
         if self.shared:
             self._shared_cipher = ChunkCipher(offer.key, self.shared) if offer.key else None
 
-    def offered(self, now: float) -> Need:
-        """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
+    def offered(self, now: float, shared: str = "") -> Need:
+        """The answer to an offer: ask, or only say that we are still waiting for the last ask.
+
+        An offer that names no version ``shared`` ends the hope for chunks that travel to all.
+        """
+        if self._listening and not shared:
+            self._listens = MOST_TURNS
+            return self._hope_no_more(now) or self._alive()
         if now < self.due and (self._flying or self._listening):
             return self._hopeful() if self._listening else self._alive()
         return self.ask(now)
@@ -124,6 +130,7 @@ class InboundTransfer:
         """
         self.shared, self._listening = version, True
         self._listens += 1
+        self._forget_late()
         self._land(list(self._flying))
         self._shared_cipher = ChunkCipher(self.offer.key, version) if self.offer.key else None
         self._last = now
@@ -144,11 +151,15 @@ class InboundTransfer:
 
         What was asked for may be lost, or late: it is not asked for a second time before the first
         of it comes, but for its end. A link keeps the order, so if the end comes first, the rest is
-        lost; and if the rest begins to come, it was late, and nothing need be asked for.
+        lost; and if the rest begins to come, it was late, and nothing need be asked for. So it is,
+        too, with what was to come to all.
         """
         self._silent_asks += 1
         if self._silent_asks > SILENT_ASKS_MAX:
             return None
+        if self._listening:
+            left = [index for index, state in enumerate(self._state) if state == _WANTED]
+            return self._request(left[-MIN_WINDOW:], now) if left else self.ask(now)
         self._window = max(MIN_WINDOW, self._window // 2)
         self._late |= self._flying
         if not self._late:
@@ -157,7 +168,7 @@ class InboundTransfer:
         self._land(list(self._flying))
         self._last = now
         left = sorted(self._late.keys() - self._asked_again) or sorted(self._late)
-        again = left[-self._window :]
+        again = left[-MIN_WINDOW:]
         self._asked_again.update(again)
         return self._request(again, now)
 
@@ -168,20 +179,25 @@ class InboundTransfer:
             RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid), or
                 ``chunk-seal`` (not made by who offered it).
         """
-        return self._take(chunk, self._cipher, now)
+        stored = self._store(chunk, self._cipher, now)
+        if self._listening:
+            return self._hope_no_more(now)  # it comes behind the turn, so the rest of that is lost
+        return self._need(now) if stored and self._missing else None
 
-    def take_shared(self, chunk: Chunk, now: float) -> Need | None:
-        """As ``take``, of a chunk that came to all."""
-        return self._take(chunk, self._shared_cipher, now)
+    def take_shared(self, chunk: Chunk, now: float) -> None:
+        """As ``take``, of a chunk that came to all: a turn is on, and may bring the rest."""
+        if self._store(chunk, self._shared_cipher, now):
+            self._listening = True
 
-    def _take(self, chunk: Chunk, cipher: ChunkCipher | None, now: float) -> Need | None:
+    def _store(self, chunk: Chunk, cipher: ChunkCipher | None, now: float) -> bool:
+        """Keep a chunk; whether it was not here."""
         if cipher is not None:
             chunk = cipher.open(chunk)
         elif chunk.sealed:
             raise RefusedError("chunk-seal", f"chunk {chunk.index}: sealed, but not its transfer")
         self._check(chunk)
         if self._state[chunk.index] == _HERE:
-            return None
+            return False
         _write_at(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
         _write_at(self._files[1], b"\1", chunk.index)
         self._state[chunk.index] = _HERE
@@ -189,7 +205,7 @@ class InboundTransfer:
         self._observe(now)
         self._arrived(chunk.index)
         self.due = now + self._patience()
-        return self._need(now) if self._missing and not self._listening else None
+        return True
 
     def verify(self) -> bool:
         """Whether the complete blob has the offer's sha256; if not, all is wanted again.
@@ -323,6 +339,11 @@ class InboundTransfer:
 
     def _alive(self) -> Need:
         return Need(transfer_id=self.offer.transfer_id, missing=(), credit=0)
+
+    def _hope_no_more(self, now: float) -> Need | None:
+        """Ask for what came to all and not here; what was asked for meanwhile is on its way."""
+        self._listening, self._last = False, now
+        return self._need(now)
 
     def _hopeful(self) -> Need:
         """What we lack, and leave to chunks that travel to all."""

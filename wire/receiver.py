@@ -94,7 +94,13 @@ class Receiver:
         if key in self._held:
             return []
         self._replace(device_id, offer)
-        if shared and key not in self._active:
+        transfer = self._active.get(key)
+        if transfer is not None:
+            transfer.rekey(offer)
+            need = transfer.offered(now, shared)
+            self._timers.set(key, transfer.due)
+            return [_answer(device_id, need)]
+        if shared:
             self._shared[key] = shared
         return self._begin(device_id, offer, now)
 
@@ -125,7 +131,8 @@ class Receiver:
         actions: list[Action] = []
         for transfer in list(self._active.values()):
             if transfer.shared == chunk.transfer_id:
-                actions += self._taken(transfer, transfer.take_shared(chunk, now), now)
+                transfer.take_shared(chunk, now)
+                actions += self._taken(transfer, None, now)
         return actions
 
     def _taken(self, transfer: InboundTransfer, need: Need | None, now: float) -> list[Action]:
@@ -299,12 +306,6 @@ class Receiver:
 
     def _begin(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
         key = offer.transfer_id
-        transfer = self._active.get(key)
-        if transfer is not None:
-            transfer.rekey(offer)
-            need = transfer.offered(now)
-            self._timers.set(key, transfer.due)
-            return [_answer(device_id, need)]
         if len(self._waiting) >= self._limits.waiting and key not in self._waiting:
             return []
         # Whoever offers anew does not get in before those that wait already.

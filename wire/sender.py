@@ -170,9 +170,13 @@ class OutboundTransfer:
         self._repeat_s = REPEAT_S
         if self.offer.chunk_bytes > max_chunk_bytes:
             self._cut(replace(self.offer, chunk_bytes=max_chunk_bytes))
-            if self._task is not None:
-                self._task = replace(self._task, shared="")  # that was of the other grid
+            self.share_no_more()  # that was of the other grid
         self.allowance = Allowance(self.offer, now)
+
+    def share_no_more(self) -> None:
+        """From here on the offer names no version whose chunks come to all."""
+        if self._task is not None:
+            self._task = replace(self._task, shared="")
 
     def asked(self, need: Need, now: float, rng: random.Random) -> None:
         """Queue the first ``credit`` chunks of the ranges that are not queued already.
@@ -327,22 +331,18 @@ class Sender:
                 self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
             return [_rejected(device_id, transfer.offer, message)]
-        self.push(key, message, now)
-        return []
-
-    def push(self, key: str, need: Need, now: float) -> None:
-        """Have chunks sent that a transfer's receiver needs, whether it has said so here or not.
-
-        Raises:
-            RefusedError: there are no such chunks.
-        """
-        transfer = self._open.get(key)
-        if transfer is None:
-            return
-        transfer.asked(need, now, self._rng)
+        transfer.asked(message, now, self._rng)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
             self._ready.setdefault(key)
+        return []
+
+    def let_ask(self, key: str, now: float) -> None:
+        """Offer a transfer anew as one whose chunks do not come to all: its receiver asks."""
+        transfer = self._open.get(key)
+        if transfer is not None:
+            transfer.share_no_more()
+            self._offer_soon(key, now)
 
     def _rejected_late(self, device_id: str, message: Need | Receipt) -> list[Action]:
         offer = self._delivered.get(device_id)

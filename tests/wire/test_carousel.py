@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
 from protofleet.wire.carousel import (
+    AGAIN_FROM,
     GATHER_MOST_S,
     GATHER_S,
     MOST_CHUNKS,
@@ -23,7 +27,7 @@ from protofleet.wire.chunks import Chunk, ChunkCipher, pack
 from protofleet.wire.inbound import LISTEN_S
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
 from protofleet.wire.receiver import Receiver
-from protofleet.wire.sender import Sender
+from protofleet.wire.sender import WINDOW_MAX, Sender
 from protofleet.wire.transfer import Lane, Received, Send, describe
 
 _STEP = 256
@@ -43,30 +47,55 @@ class _Fleet:
 
     folder: Path
     key: str = ""
+    blob: bytes = _BLOB
     now: float = 0.0
     shared: int = 0
     asked: dict[str, int] = field(default_factory=dict)
     done: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.devices: dict[str, Receiver] = {}
+        self.deaf: set[str] = set()
+        self.told: list[str] = []
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """A coordinator that knows of nothing."""
         self.sender = Sender(random.Random(0), content_key=lambda _sha256, _step: self.key)
         self.carousels = Carousels(
             lambda _sha256, _step: self.key,
             offering=lambda: self.sender.offering,
-            push=self.sender.push,
+            let_ask=self.let_ask,
         )
-        self.devices: dict[str, Receiver] = {}
-        self.deaf: set[str] = set()
+
+    def let_ask(self, key: str, now: float) -> None:
+        """A device is offered the blob once more, without a version."""
+        (name,) = (one for one in self.devices if self.offer_of(one).transfer_id == key)
+        self.told.append(name)
+        self.sender.let_ask(key, now)
+        self.carry(name, self.devices[name].expect(name, self.offer_of(name), now))
+
+    def offer_of(self, name: str) -> TransferOffer:
+        return _offer(name, self.blob, self.key)
 
     def offer(self, name: str, *, listens: bool = True) -> None:
-        """A device gets its task, and answers."""
-        offer = _offer(name, key=self.key)
-        version = self.carousels.add(name, _BLOB, offer)
-        self.sender.send(name, _BLOB, offer, self.now)
+        """A device gets its task, and answers; one that was here before goes on."""
+        offer = self.offer_of(name)
+        version = self.carousels.add(name, self.blob, offer)
+        self.sender.send(name, self.blob, offer, self.now)
         self.sender.tick(self.now)
-        self.devices[name] = Receiver(self.folder / name, sealed=bool(self.key))
+        if name not in self.devices:
+            self.devices[name] = Receiver(self.folder / name, sealed=bool(self.key))
         known = version if listens else ""
         self.carry(name, self.devices[name].expect(name, offer, self.now, shared=known))
+
+    def offer_again(self, *names: str) -> None:
+        """Devices get the offers that follow a new link of the coordinator."""
+        for name in names:
+            offer = self.offer_of(name)
+            version = shared_version(offer.sha256, offer.chunk_bytes)
+            actions = self.devices[name].expect(name, offer, self.now, shared=version)
+            self.carry(name, actions)
 
     def carry(self, name: str, actions: list) -> None:
         """Take a device's answers to the coordinator."""
@@ -128,62 +157,102 @@ def test_who_has_not_answered_is_waited_for_only_shortly(fleet):
     assert fleet.done == {"a": _BLOB}
 
 
-def test_who_joins_late_gets_the_rest_and_then_what_was_before(fleet):
+def test_who_joins_late_gets_the_rest_and_asks_for_what_was_before(fleet):
+    """Only that: what it is told to ask for does not go to all once more."""
     fleet.offer("a")
     fleet.turn(chunks=4)
     for name in "bc":
         fleet.offer(name)
     fleet.turn()
-    assert fleet.done == {"a": _BLOB}
+    assert (fleet.done, fleet.told) == ({"a": _BLOB}, [])
     fleet.turn()
+    assert fleet.told == ["b", "c"]
+    fleet.wait(0.0)
     assert fleet.done == dict.fromkeys("abc", _BLOB)
-    assert fleet.shared == 4 + _COUNT
-    assert not fleet.asked
+    assert (fleet.shared, fleet.asked) == (_COUNT, {"b": 4, "c": 4})
 
 
-def test_one_that_is_late_alone_is_sent_what_it_lacks(fleet):
-    """The topic of all is spared: it is sent so many chunks as if it had asked for them."""
+def test_many_who_join_late_get_what_was_before_in_another_turn(fleet):
     fleet.offer("a")
     fleet.turn(chunks=4)
-    fleet.offer("b")
+    late = [f"late{number}" for number in range(AGAIN_FROM)]
+    for name in late:
+        fleet.offer(name)
     fleet.turn()
+    assert fleet.done == {"a": _BLOB}
     fleet.turn()
-    fleet.wait(0.0)
-    assert fleet.done == dict.fromkeys("ab", _BLOB)
-    assert (fleet.shared, fleet.asked) == (_COUNT, {"b": 4})
+    assert fleet.done == dict.fromkeys(["a", *late], _BLOB)
+    assert (fleet.shared, fleet.asked) == (4 + _COUNT, {})
 
 
 def test_no_turn_goes_to_more_who_do_not_need_it_than_to_others(fleet):
     """Those whose turn is still on its way hear the next one, too; so it is waited for them."""
-    for name in "abc":
+    early = [f"early{number}" for number in range(AGAIN_FROM + 1)]
+    late = [f"late{number}" for number in range(AGAIN_FROM)]
+    for name in early:
         fleet.offer(name)
     fleet.turn(lost=(2,))  # of a turn that has left here, a chunk is still on its way
-    for name in "de":
+    for name in late:
         fleet.offer(name)
     fleet.now = GATHER_S
     fleet.turn()
-    assert fleet.shared == _COUNT
+    assert (fleet.shared, fleet.told) == (_COUNT, [])
     fleet.now = GATHER_MOST_S
     fleet.turn()
-    fleet.wait(0.0)
-    assert fleet.shared == _COUNT
-    assert fleet.done == dict.fromkeys("abcde", _BLOB)
-    assert fleet.asked == {**dict.fromkeys("abc", 1), **dict.fromkeys("de", _COUNT)}
+    assert (fleet.shared, fleet.told) == (_COUNT, late)
+    for _ in range(4):
+        fleet.wait(0.0)
+    assert fleet.done == dict.fromkeys([*early, *late], _BLOB)
+    assert fleet.asked == {**dict.fromkeys(early, 1), **dict.fromkeys(late, _COUNT)}
 
 
-def test_those_who_are_late_get_a_turn_when_the_others_are_through(fleet):
-    for name in "abc":
+def test_many_who_are_late_get_a_turn_when_the_others_are_through(fleet):
+    late = [f"late{number}" for number in range(AGAIN_FROM)]
+    early = [f"early{number}" for number in range(AGAIN_FROM + 1)]
+    for name in early:
         fleet.offer(name)
     fleet.turn(lost=(2,))
-    for name in "de":
+    for name in late:
         fleet.offer(name)
-    for name in "abc":
+    for name in early:
         fleet.carry(name, [fleet.devices[name]._ask(_offer(name).transfer_id, fleet.now)])
     fleet.wait(GATHER_S)
-    assert fleet.done == dict.fromkeys("abc", _BLOB)
+    assert fleet.done == dict.fromkeys(early, _BLOB)
     fleet.turn()
-    assert fleet.done == dict.fromkeys("abcde", _BLOB)
-    assert (fleet.shared, fleet.asked) == (2 * _COUNT, dict.fromkeys("abc", 1))
+    assert fleet.done == dict.fromkeys([*early, *late], _BLOB)
+    assert (fleet.shared, fleet.asked) == (2 * _COUNT, dict.fromkeys(early, 1))
+
+
+def test_an_answer_that_crosses_the_turn_costs_an_offer_and_no_chunk(fleet):
+    """A repeated offer is answered before the turn arrives, and the answer comes behind it."""
+    fleet.offer("a")
+    offer = fleet.offer_of("a")
+    version = shared_version(offer.sha256, _STEP)
+    stale = fleet.devices["a"].expect("a", offer, 0.0, shared=version)
+    fleet.carousels.tick(0.0)
+    packets = [fleet.carousels.next_chunk() for _ in range(_COUNT)]
+    for _ in range(3):
+        fleet.carry("a", stale)
+    for packet in packets:
+        fleet.carry("a", fleet.devices["a"].shared_chunk(packet.payload, 0.0))
+    fleet.turn()
+    fleet.wait(LISTEN_S)
+    assert fleet.done == {"a": _BLOB}
+    assert (fleet.shared, fleet.asked) == (0, {})
+
+
+def test_who_was_told_to_ask_is_told_once_and_named_no_version_again(fleet):
+    fleet.offer("a")
+    fleet.turn()
+    fleet.deaf = {"b"}
+    fleet.offer("b")
+    need = Need(transfer_id=_offer("b").transfer_id, missing=(), credit=0, listening=True)
+    for _ in range(3):
+        fleet.turn()
+        fleet.carousels.answer("b", encode(need), fleet.now)
+    assert fleet.told == ["b"]
+    assert fleet.carousels.add("b", _BLOB, _offer("b")) == ""
+    assert fleet.carousels.add("c", _BLOB, _offer("c")) != ""
 
 
 def test_no_turn_begins_while_offers_wait_or_answers_keep_coming(fleet):
@@ -210,8 +279,8 @@ def test_no_turn_begins_while_offers_wait_or_answers_keep_coming(fleet):
     assert len(fleet.done) == 12
 
 
-def test_a_turn_brings_only_what_somebody_lacks(fleet):
-    """Who has lost a connection in the middle listens again, and says what has come."""
+def test_who_lost_its_connection_in_a_turn_asks_for_what_it_missed(fleet):
+    """It listens again, says what has come, and is sent nothing else."""
     for name in "abc":
         fleet.offer(name)
     fleet.deaf = {"a"}
@@ -223,8 +292,10 @@ def test_a_turn_brings_only_what_somebody_lacks(fleet):
     for name in "ab":
         fleet.carry(name, fleet.devices[name].reconnected(fleet.now))
     fleet.turn()
+    for _ in range(4):
+        fleet.wait(0.0)
     assert fleet.done == dict.fromkeys("abc", _BLOB)
-    assert (fleet.shared, fleet.asked) == (2 * _COUNT, {})
+    assert (fleet.shared, fleet.asked) == (_COUNT, {"a": _COUNT, "b": _COUNT - 3})
 
 
 def test_what_a_new_link_has_lost_is_sent_again_and_nothing_else(fleet):
@@ -233,13 +304,88 @@ def test_what_a_new_link_has_lost_is_sent_again_and_nothing_else(fleet):
         fleet.offer(name)
     fleet.turn(chunks=8, lost=(5, 6, 7))
     fleet.carousels.reconnected(fleet.now)
-    for name in "ab":  # they are offered theirs again
-        device, offer = fleet.devices[name], _offer(name, key=fleet.key)
-        version = shared_version(offer.sha256, offer.chunk_bytes)
-        fleet.carry(name, device.expect(name, offer, fleet.now, shared=version))
+    fleet.offer_again("a", "b")
     fleet.turn()
     assert fleet.done == dict.fromkeys("ab", _BLOB)
     assert (fleet.shared, fleet.asked) == (_COUNT + 3, {})
+
+
+def test_a_new_link_has_lost_nothing_of_the_one_before_it(fleet):
+    """What devices said behind that of it holds."""
+    for name in "ab":
+        fleet.offer(name)
+    fleet.deaf = {"a"}
+    fleet.turn(lost=(_COUNT - 1,))
+    fleet.carousels.reconnected(fleet.now)
+    fleet.offer_again("b")
+    fleet.carousels.reconnected(fleet.now)
+    fleet.offer_again("a")
+    fleet.now = GATHER_S
+    fleet.turn()
+    fleet.turn()
+    fleet.wait(0.0)
+    assert fleet.done == dict.fromkeys("ab", _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT + 1, {"a": _COUNT})
+
+
+@given(cuts=st.lists(st.integers(0, 3 * WINDOW_MAX), max_size=4), rng=st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_a_link_that_breaks_costs_a_window_whoever_was_deaf(cuts, rng):
+    """Of chunks that go to all, for each new connection of the coordinator."""
+    blob = random.Random(1).randbytes(3 * WINDOW_MAX * _STEP - 9)
+    with tempfile.TemporaryDirectory() as folder:
+        fleet = _Fleet(Path(folder), blob=blob)
+        for name in "abc":
+            fleet.offer(name)
+        for chunks in cuts:
+            fleet.deaf = set(rng.sample("abc", rng.randrange(3)))
+            on_link = range(chunks - rng.randrange(WINDOW_MAX + 1), chunks)
+            fleet.turn(chunks, lost=tuple(on_link))
+            fleet.deaf = set()
+            fleet.carousels.reconnected(fleet.now)
+            fleet.offer_again(*(set("abc") - fleet.done.keys()))
+        fleet.now += GATHER_MOST_S
+        fleet.turn()
+        for _ in range(60):
+            fleet.wait(1.0)
+            fleet.turn()
+    assert fleet.done == dict.fromkeys("abc", blob)
+    assert fleet.shared <= 3 * WINDOW_MAX + WINDOW_MAX * len(cuts)
+
+
+def test_a_new_coordinator_goes_on_where_listeners_say_that_they_are(fleet):
+    """What one of them has went to all before: who lacks it asks, and a turn brings the rest."""
+    for name in "abc":
+        fleet.offer(name)
+    fleet.deaf = {"c"}
+    fleet.turn(chunks=8)
+    fleet.deaf = set()
+    fleet.begin_anew()
+    fleet.shared = 0
+    for name in "abc":
+        fleet.carousels.add(name, _BLOB, fleet.offer_of(name))  # all are known before one answers
+    for name in "abc":
+        fleet.offer(name)
+    fleet.turn()
+    fleet.turn()
+    for _ in range(4):
+        fleet.wait(0.0)
+    assert fleet.done == dict.fromkeys("abc", _BLOB)
+    assert (fleet.shared, fleet.asked) == (_COUNT - 8, {"c": 8})
+
+
+def test_what_somebody_has_all_of_is_not_sent_to_all_for_a_few_others(fleet):
+    """It has it from an earlier process, whose turn it was."""
+    fleet.carousels.add("a", _BLOB, _offer("a"))
+    receipt = Receipt(transfer_id=_offer("a").transfer_id, status="done")
+    fleet.offer("b")
+    fleet.carousels.answer("a", encode(receipt), 0.0)
+    fleet.now = GATHER_S
+    fleet.turn()
+    for _ in range(4):
+        fleet.wait(0.0)
+    assert fleet.done == {"b": _BLOB}
+    assert (fleet.shared, fleet.told) == (0, ["b"])
 
 
 def test_who_waits_for_a_turn_is_patient_with_a_large_fleet(tmp_path):
@@ -345,12 +491,13 @@ def test_a_version_of_another_blob_is_refused(tmp_path):
 
 
 def test_nobody_turns_it_for_ever_and_nobody_turns_anothers(fleet):
-    fleet.deaf = {"a", "b"}
-    for name in "ab":
+    names = [f"pi-{number}" for number in range(AGAIN_FROM)]
+    fleet.deaf = set(names)
+    for name in names:
         fleet.offer(name)
     fleet.turn()
     for _ in range(50):
-        for name in "ab":
+        for name in names:
             need = Need(transfer_id=_offer(name).transfer_id, missing=(), credit=0, listening=True)
             fleet.carousels.answer(name, encode(need), fleet.now)
             fleet.carousels.answer("c", encode(need), fleet.now)

@@ -6,13 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.wire.carousel import shared_version
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.inbound import FIRST_CHUNK_S
+from protofleet.wire.inbound import FIRST_CHUNK_S, LISTEN_S, SILENCE_S
 from protofleet.wire.messages import Need, Receipt
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.transfer import Limits, Received, describe
 
-from .channel import DEVICE, answers_in, blob_of, chunks_of, offer_of
+from .channel import CHUNK, DEVICE, answers_in, blob_of, chunks_of, offer_of
 
 
 @pytest.fixture
@@ -193,3 +194,102 @@ def test_a_chunk_that_a_full_disk_took_in_part_is_not_taken(receiver):
         assert not any(isinstance(one, Received) for one in receiver.chunk(DEVICE, payload, 0.0))
     *_, event = receiver.chunk(DEVICE, first, 0.0)
     assert event.path.read_bytes() == blob
+
+
+class _Listener:
+    """A device that listens to chunks for all, of a blob of twelve."""
+
+    def __init__(self, receiver):
+        self.receiver, self.blob = receiver, blob_of(12 * CHUNK)
+        self.offer = offer_of(self.blob)
+        self.version = shared_version(self.offer.sha256, CHUNK)
+        self.own = chunks_of(self.blob, self.offer)
+        self.shared = chunks_of(self.blob, replace(self.offer, transfer_id=self.version))
+        (self.first,) = self.offered(0.0)
+
+    def offered(self, now, *, listens=True):
+        version = self.version if listens else ""
+        return answers_in(self.receiver.expect(DEVICE, self.offer, now, shared=version))
+
+    def hear(self, now, *indices):
+        return [one for i in indices for one in self.receiver.shared_chunk(self.shared[i], now)]
+
+    def get(self, now, *indices):
+        return [one for i in indices for one in self.receiver.chunk(DEVICE, self.own[i], now)]
+
+
+@pytest.fixture
+def listener(receiver):
+    return _Listener(receiver)
+
+
+def test_a_silent_turn_may_be_late_so_its_end_is_asked_for_first(listener):
+    """If more of it comes, nothing is lost, and nothing else is asked for."""
+    assert listener.first.listening
+    listener.hear(1.0, 0, 1, 2)
+    (need,) = answers_in(listener.receiver.tick(1.0 + 4 * SILENCE_S))
+    assert (need.missing, need.credit, need.listening) == (((10, 12),), 2, False)
+    assert listener.hear(8.0, *range(3, 11)) == []
+    (done,) = listener.hear(9.0, 11)
+    assert isinstance(done, Received)
+
+
+def test_a_chunk_of_its_own_tells_that_the_rest_of_the_turn_is_lost(listener):
+    """It comes behind the turn; what was asked for with it is on its way."""
+    listener.hear(1.0, 0, 1, 2)
+    listener.receiver.tick(1.0 + 4 * SILENCE_S)
+    (need,) = answers_in(listener.get(8.0, 10))
+    assert (need.missing, need.credit) == (((3, 10),), 7)
+    assert listener.get(8.1, 11, *range(3, 9)) == []
+    (done,) = listener.get(8.2, 9)
+    assert isinstance(done, Received)
+
+
+def test_a_turn_that_stays_silent_is_asked_for_ever_further_from_its_end(listener):
+    asked, now = [], LISTEN_S
+    for _ in range(3):
+        (need,) = answers_in(listener.receiver.tick(now))
+        asked.append(need.missing)
+        now = listener.receiver.due()
+    assert asked == [((10, 12),), ((8, 10),), ((6, 8),)]
+
+
+def test_an_offer_without_a_version_ends_the_listening_for_good(listener):
+    """It asks for what it lacks, and does not listen on a new connection either."""
+    listener.hear(1.0, 0, 1, 2)
+    (need,) = listener.offered(1.1)
+    assert (need.missing, need.listening) == (((3, 12),), True)
+    (need,) = listener.offered(1.2, listens=False)
+    assert (need.missing, need.credit, need.listening) == (((3, 7),), 4, False)
+    listener.hear(1.3, 3)  # what was on its way is taken all the same
+    (need,) = answers_in(listener.receiver.reconnected(2.0))
+    assert (need.missing, need.listening) == (((4, 8),), False)
+
+
+def test_what_was_asked_for_is_on_its_way_when_the_listening_ends(listener):
+    listener.hear(1.0, 0, 1, 2)
+    now = 1.0 + 4 * SILENCE_S
+    listener.receiver.tick(now)
+    (need,) = listener.offered(now, listens=False)
+    assert (need.missing, need.credit) == (((3, 5),), 2)
+
+
+def test_what_was_late_on_a_connection_is_lost_with_it(listener):
+    listener.hear(1.0, 0, 1, 2)
+    (need,) = answers_in(listener.get(1.1, 11))
+    assert need.missing == ((3, 7),)
+    listener.receiver.tick(listener.receiver.due())
+    (need,) = answers_in(listener.receiver.reconnected(20.0))
+    assert (need.missing, need.listening) == (((3, 11),), True)
+    listener.hear(20.1, 3)
+    (need,) = answers_in(listener.get(20.2, 10))
+    assert need.missing[0][0] == 4
+
+
+def test_who_asks_and_hears_a_turn_asks_for_nothing_that_it_brings(listener):
+    """Until what it had asked for comes, which is behind the turn."""
+    (need,) = listener.offered(0.1, listens=False)
+    assert need.missing == ((0, 4),)
+    assert listener.hear(0.2, *range(10)) == []
+    (need,) = answers_in(listener.get(0.3, 0))
+    assert need.missing == ((10, 12),)

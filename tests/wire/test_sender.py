@@ -102,6 +102,26 @@ def _send_to(sender, names):
     return {name: offer.transfer_id for name, offer in offers.items()}
 
 
+def test_who_is_to_ask_is_offered_the_same_blob_without_a_version(sender):
+    """Soon, and whenever it is offered again; other transfers of the task keep theirs."""
+    blob = blob_of(300)
+    task = Task(task="train", round_id=1, federation="lab", shared="ab" * 16)
+    offers = {
+        name: describe(blob, kind="payload", device_id=name, round_id=1) for name in (DEVICE, "b")
+    }
+    for name, offer in offers.items():
+        sender.send(name, blob, offer, 0.0, task=task)
+    assert [decode(one.payload, Task).shared for one in sender.tick(0.0)] == [task.shared] * 2
+    sender.let_ask(offers[DEVICE].transfer_id, 0.1)
+    assert sender.tick(0.1) == []
+    (again,) = sender.tick(1.0)
+    assert (again.device_id, decode(again.payload, Task).shared) == (DEVICE, "")
+    sender.reconnected(2.0)
+    again = {one.device_id: decode(one.payload, Task).shared for one in sender.tick(2.0)}
+    assert again == {DEVICE: "", "b": task.shared}
+    sender.let_ask("0" * 32, 2.0)  # of another sender
+
+
 def test_no_more_is_offered_at_once_than_there_is_room_for(sender):
     names = [f"pi-{number}" for number in range(10)]
     _send_to(sender, names)

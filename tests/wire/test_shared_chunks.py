@@ -205,6 +205,42 @@ def test_one_that_is_late_costs_nobody_else_anything(mosquitto_url, tmp_path, ke
 
 
 @pytest.mark.mosquitto
+def test_who_was_late_for_two_payloads_listens_to_the_next(mosquitto_url, tmp_path):
+    """It was told to ask; that nothing came to all says nothing of its broker."""
+    fleet = _Fleet(mosquitto_url, tmp_path)
+    try:
+        for round_id in range(1, UNHEARD_MAX + 1):
+            late, fleet.delivered = fleet.devices.pop("pi-4"), set()
+            task = Task(task="train", round_id=round_id, federation="lab")
+            for name in _NAMES:
+                fleet.coordinator.send_task(name, task, _BLOB, shared=True)
+            fleet.run(lambda: fleet.delivered == set(fleet.devices))
+            fleet.devices["pi-4"] = late
+            fleet.run(lambda: fleet.delivered == set(_NAMES))
+            assert fleet.offers["pi-4"][1] == ""
+        assert fleet.send(UNHEARD_MAX + 1) < 1.1 * len(_BLOB)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
+def test_a_task_that_is_sent_again_to_one_alone_names_the_version_of_all(mosquitto_url, tmp_path):
+    """To a device that was away and is back before the turn."""
+    fleet = _Fleet(mosquitto_url, tmp_path)
+    try:
+        before = fleet.coordinator.traffic.socket_up_bytes
+        task = Task(task="train", round_id=1, federation="lab")
+        for name in _NAMES:
+            fleet.coordinator.send_task(name, task, _BLOB, shared=True)
+        fleet.coordinator.send_task("pi-1", task, _BLOB)
+        fleet.run(lambda: fleet.delivered == set(_NAMES))
+        assert fleet.offers["pi-1"][1] == fleet.offers["pi-2"][1] != ""
+        assert fleet.coordinator.traffic.socket_up_bytes - before < 1.1 * len(_BLOB)
+    finally:
+        fleet.close()
+
+
+@pytest.mark.mosquitto
 @pytest.mark.parametrize("shared", ["ab" * 16, "a/b", "#"])
 def test_a_forged_task_makes_a_device_subscribe_to_nothing(mosquitto_url, tmp_path, shared):
     fleet = _Fleet(mosquitto_url, tmp_path)
