@@ -68,7 +68,8 @@ def gather(run_dir: Path, stores: Mapping[str, Path], events: Mapping[str, Path]
     models: dict[str, str] = {}
     for device, store in stores.items():
         journal = read_journal(store)
-        models[device] = "" if journal.state is None else journal.state.file.sha256
+        if journal.state is not None:  # of a buffered run's few updates none need be a device's
+            models[device] = journal.state.file.sha256
         if journal.delivered is not None:
             receipts.add((device, journal.delivered.round_id))
         receipts |= {

@@ -13,13 +13,15 @@ import pytest
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle.keys import save_public_key
-from protofleet.chaos.evidence import Evidence
+from protofleet.chaos.evidence import Evidence, gather
 from protofleet.chaos.faults import FAULTS
 from protofleet.chaos.models import DEVICES, METHODS
 from protofleet.chaos.page import page
 from protofleet.chaos.processes import namespaces_permitted
 from protofleet.chaos.run import FaultResult, Options, Outcome, schedule
+from protofleet.coordinator.ledger import Ledger
 from protofleet.datasets import DeviceData
+from protofleet.edge.store import Store
 from protofleet.errors import InputError
 
 _COLUMNS = {
@@ -145,3 +147,15 @@ def test_a_federation_that_did_not_end_has_not_the_same_bits():
     found = FaultResult(fault=FAULTS["clock"], outcomes=[outcome])
     assert not found.row.same_bits
     assert "| `clock` | 1,234 | 2 | 0 | 0 | 7 | 7 | **no** |" in page([found], Options())
+
+
+def test_a_device_none_of_whose_updates_counted_keeps_no_model(tmp_path):
+    """In a buffered run the others' may fill every buffer."""
+    run_dir = tmp_path / "run"
+    with Ledger(run_dir, {"federation": "home"}):
+        pass
+    with Store.open(tmp_path / "store", device_id="anna"):
+        pass
+    events = {"anna": tmp_path / "anna.jsonl"}
+    found = gather(run_dir, {"anna": tmp_path / "store"}, events)
+    assert found.same_bits(Evidence(states={}, counted={}, models={}))

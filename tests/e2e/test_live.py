@@ -74,7 +74,9 @@ def test_who_is_late_in_a_buffered_run_is_seen_at_its_task(make_federation, tmp_
         before = len(terminal.lines)
         terminal.wait_for("round 19 committed")
         time.sleep(1.0)
-        seen = {line.split()[1] for line in terminal.lines[before:] if line.startswith("device1")}
+        told = [line for line in terminal.lines[before:] if line.startswith("device1")]
+        # Who is there is written every few seconds, and rounds go by faster.
+        seen = {line.split()[1] for line in told if "not heard yet" not in line}
         assert seen <= {"is", "receives", "trains", "sends"}, seen
         assert seen
     finally:

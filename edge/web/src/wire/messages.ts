@@ -87,6 +87,7 @@ const ANNOUNCEMENT = schema("announcement", {
   bundles: optional(list(WORD), []),
   withdrawal: optional(text(4096), ""),
   staleness: optional(STALENESS, 0),
+  run_id: optional(WORD, ""),
   receipts: optional(list(RECEIPT_NAME), []),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
