@@ -10,8 +10,6 @@ import hashlib
 import sqlite3
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -27,18 +25,17 @@ from protofleet.coordinator.ledger_rows import (
     Accepted,
     ArrivedUpdate,
     SpooledUpdates,
-    Totals,
     Traffic,
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.coordinator.run_rows import RunRows
+from protofleet.coordinator.traffic_rows import TrafficRows
 from protofleet.durable import Remover, lock, move_all, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
-    RoundBytes,
     RoundRecord,
     Scores,
     UpdateRecord,
@@ -54,12 +51,6 @@ LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
-_TRAFFIC = (
-    "SELECT device_id, round_id, max(bytes_up - lag(bytes_up, 1, 0) OVER earlier, 0) AS up,"
-    " max(bytes_down - lag(bytes_down, 1, 0) OVER earlier, 0) AS down FROM traffic"
-    " WINDOW earlier AS (PARTITION BY device_id ORDER BY round_id)"
-)
-"""What each device paid in each round: its totals less those before."""
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
 _to_record = msgspec.json.Decoder(UpdateRecord).decode
 
@@ -91,12 +82,12 @@ class Ledger:
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._remover = Remover(removed)
-        self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
         self.rollouts = RolloutRows(self._db)
         self.run = RunRows(self._db, folder, self._lock.fileno(), identity)
         self.control = Control(self._db)
+        self.traffic = TrafficRows(self._db)
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -109,7 +100,7 @@ class Ledger:
         """Write what is pending and release the folder."""
         try:
             with self._db:
-                self._flush_traffic()
+                self.traffic.flush()
         finally:
             self._db.close()
             self._remover.close()
@@ -202,7 +193,7 @@ class Ledger:
                 sync_folder(self.spool)
         move_all(files)
         with self._db:
-            self._flush_traffic()
+            self.traffic.flush()
             for one in arrivals:
                 self._note_accepted(one, files[one.source])
 
@@ -345,7 +336,7 @@ class Ledger:
         write_whole(self.folder / name, data)
         sync_folder(self.states)
         with self._db:
-            self._flush_traffic()
+            self.traffic.flush()
             self._db.execute(
                 "UPDATE rounds SET phase = 'committed', seconds = max(0, ? - opened_s),"
                 " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?, figures = ?"
@@ -442,68 +433,9 @@ class Ledger:
         """Of a root; here there are none."""
         return ()
 
-    def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
-        """A device's totals in a round; written with the next transition (they come again)."""
-        self._traffic[device_id, round_id] = totals
-
-    def totals(self) -> dict[str, dict[int, Totals]]:
-        """Device → round → its totals at the end of that round, rounds in order."""
-        self._write_traffic()
-        rows = self._db.execute(
-            "SELECT device_id, round_id, bytes_up, bytes_down, peak_rss_bytes FROM traffic"
-            " ORDER BY device_id, round_id"
-        )
-        found: dict[str, dict[int, Totals]] = {}
-        for device_id, round_id, up, down, rss in rows:
-            found.setdefault(device_id, {})[round_id] = Totals(
-                bytes_up=up, bytes_down=down, peak_rss_bytes=rss
-            )
-        return found
-
-    def latest_totals(self) -> Iterator[tuple[str, Totals]]:
-        """The totals of each device, by device; no counter of a device ever falls."""
-        self._write_traffic()
-        rows = self._db.execute(
-            "SELECT device_id, max(bytes_up), max(bytes_down), max(peak_rss_bytes) FROM traffic"
-            " GROUP BY device_id ORDER BY device_id"
-        )
-        for device_id, up, down, rss in rows:
-            yield device_id, Totals(bytes_up=up, bytes_down=down, peak_rss_bytes=rss)
-
-    def traffic_of_devices(self) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
-        """Each device and what it paid in each round, both in order."""
-        self._write_traffic()
-        rows = self._db.execute(f"{_TRAFFIC} ORDER BY device_id, round_id")
-        for device_id, its in groupby(rows, key=itemgetter(0)):
-            yield (
-                device_id,
-                tuple(
-                    RoundBytes(round_id=round_id, bytes_up=up, bytes_down=down)
-                    for _, round_id, up, down in its
-                ),
-            )
-
     def _invite(self, members: list[tuple[int, str]]) -> None:
-        self._flush_traffic()
+        self.traffic.flush()
         self._db.executemany("INSERT INTO members (round_id, device_id) VALUES (?, ?)", members)
-
-    def _write_traffic(self) -> None:
-        if self._traffic:
-            with self._db:
-                self._flush_traffic()
-
-    def _flush_traffic(self) -> None:
-        self._db.executemany(
-            "INSERT INTO traffic VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET bytes_up = max(bytes_up, excluded.bytes_up),"
-            " bytes_down = max(bytes_down, excluded.bytes_down),"
-            " peak_rss_bytes = max(peak_rss_bytes, excluded.peak_rss_bytes)",
-            [
-                (device_id, round_id, t.bytes_up, t.bytes_down, t.peak_rss_bytes)
-                for (device_id, round_id), t in self._traffic.items()
-            ],
-        )
-        self._traffic.clear()
 
     def _spool_file(self, accepted: Accepted) -> Path:
         return self.spool / f"{accepted.record.round_id:06d}" / f"{accepted.device_id}{_SUFFIX}"

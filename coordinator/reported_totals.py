@@ -43,7 +43,7 @@ class ReportedTotals:
         self._ledger = ledger
         self._latest: dict[str, _Latest] = {}
         self._early: dict[str, _Latest] = {}
-        for device_id, by_round in ledger.totals().items():
+        for device_id, by_round in ledger.traffic.totals().items():
             round_id = max(by_round)
             self._latest[device_id] = _Latest(
                 round_id=round_id, totals=by_round[round_id], at_s=None
@@ -87,7 +87,7 @@ class ReportedTotals:
 
     def _keep(self, device_id: str, latest: _Latest) -> None:
         self._latest[device_id] = latest
-        self._ledger.note_totals(device_id, latest.round_id, latest.totals)
+        self._ledger.traffic.note(device_id, latest.round_id, latest.totals)
 
 
 def _check(device_id: str, totals: Totals, before: _Latest | None, now: float) -> None:

@@ -113,14 +113,14 @@ class Results:
     def write(self) -> RunRecord:
         """Rewrite both files; returns the content of ``result.json`` but for its devices."""
         traffic: dict[int, tuple[int, int]] = {}
-        told = _summed(self._ledger.traffic_of_devices(), traffic)
+        told = _summed(self._ledger.traffic.by_device(), traffic)
         save_by_device(
             FleetDetails(task=self._task, outputs=self._outputs, devices=()),
             self._of_devices(told, _details),
             self._ledger.folder / "devices.json",
         )
         record = self._record(traffic)
-        save_by_device(record, self._of_devices(self._ledger.latest_totals(), _device), self.path)
+        save_by_device(record, self._of_devices(self._ledger.traffic.latest(), _device), self.path)
         return record
 
     def _record(self, traffic: Traffic) -> RunRecord:

@@ -136,7 +136,7 @@ class RootLedger(Ledger):
             "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
             " ORDER BY length(cell), cell"
         ).fetchall()
-        last = dict(self.latest_totals())
+        last = dict(self.traffic.latest())
         return tuple(
             CellRecord(
                 id=name,

@@ -61,7 +61,7 @@ class Federation:
                 self.finished = service.run()
                 assert not self.endpoint.steps
             self.state, self.server_state = ledger.state(), ledger.server_state()
-            self.references, self.totals = ledger.devices.references(), ledger.totals()
+            self.references, self.totals = ledger.devices.references(), ledger.traffic.totals()
         return self.endpoint
 
     def online(self, device_id, **changes):

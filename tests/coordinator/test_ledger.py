@@ -16,7 +16,7 @@ from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.buffered import BufferedSchedule
 from protofleet.federation.records import (
@@ -383,15 +383,6 @@ def test_a_damaged_state_is_noticed(tmp_path):
         ledger.server_state()
 
 
-def test_totals_only_grow(tmp_path):
-    """A heartbeat that arrives late does not take bytes back."""
-    with Ledger(tmp_path, _IDENTITY) as ledger:
-        ledger.note_totals("a", 1, Totals(bytes_up=10, bytes_down=20, peak_rss_bytes=5))
-        ledger.totals()
-        ledger.note_totals("a", 1, Totals(bytes_up=7, bytes_down=30, peak_rss_bytes=4))
-        assert ledger.totals() == {"a": {1: Totals(bytes_up=10, bytes_down=30, peak_rss_bytes=5)}}
-
-
 def test_a_closed_rounds_spool_is_gone_at_once_and_from_the_disk_in_the_end(tmp_path):
     """But for a late update, which counts in the next round."""
     with Ledger(tmp_path, _IDENTITY) as ledger:
@@ -415,22 +406,6 @@ def test_what_a_killed_process_was_removing_is_gone_after_the_next_start(tmp_pat
     (tmp_path / "removed" / "7" / "a.safetensors").write_bytes(b"an update")
     with Ledger(tmp_path, _IDENTITY):
         assert list((tmp_path / "removed").iterdir()) == []
-
-
-def test_what_devices_paid_is_read_one_by_one_as_it_is_read_at_once(tmp_path):
-    """A device that missed a round has what it paid meanwhile in its next one."""
-    said = {("a", 0): 3, ("a", 1): 10, ("b", 1): 5, ("a", 3): 30, ("b", 2): 5}
-    with Ledger(tmp_path, _IDENTITY) as ledger:
-        for (name, round_id), count in said.items():
-            totals = Totals(bytes_up=count, bytes_down=2 * count, peak_rss_bytes=count)
-            ledger.note_totals(name, round_id, totals)
-        devices = dict(ledger.traffic_of_devices())
-        assert {
-            name: [(one.round_id, one.bytes_up, one.bytes_down) for one in traffic]
-            for name, traffic in devices.items()
-        } == {"a": [(0, 3, 6), (1, 7, 14), (3, 20, 40)], "b": [(1, 5, 10), (2, 0, 0)]}
-        latest = {name: list(by_round.values())[-1] for name, by_round in ledger.totals().items()}
-        assert dict(ledger.latest_totals()) == latest
 
 
 def test_an_aggregations_claims_are_those_of_the_records_without_scores_and_costs(tmp_path):

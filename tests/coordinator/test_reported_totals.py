@@ -24,7 +24,7 @@ def test_only_participants_count_and_what_they_said_before_does(ledger):
     reported.note("stranger", 0, _totals(5), 0.0)
     reported.invited(["a"])
     reported.note("a", 1, _totals(9), 1.0)
-    assert ledger.totals() == {"a": {0: _totals(5), 1: _totals(9)}}
+    assert ledger.traffic.totals() == {"a": {0: _totals(5), 1: _totals(9)}}
 
 
 def test_counters_never_fall_and_never_go_back_to_an_earlier_round(ledger):
@@ -33,7 +33,7 @@ def test_counters_never_fall_and_never_go_back_to_an_earlier_round(ledger):
     reported.invited(["a"])
     reported.note("a", 2, _totals(100, 50), 0.0)
     reported.note("a", 1, _totals(90, 60), 1.0)
-    assert ledger.totals() == {"a": {2: _totals(100, 60)}}
+    assert ledger.traffic.totals() == {"a": {2: _totals(100, 60)}}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(ledger, totals):
     reported.note("a", 1, _totals(7), 0.0)
     with pytest.raises(RefusedError, match="heartbeat of 'a'"):
         reported.note("a", 1, totals, 10.0)
-    assert ledger.totals() == {"a": {1: _totals(7)}}
+    assert ledger.traffic.totals() == {"a": {1: _totals(7)}}
 
 
 def test_a_restarted_coordinator_takes_whatever_was_exchanged_meanwhile(ledger):
@@ -55,4 +55,4 @@ def test_a_restarted_coordinator_takes_whatever_was_exchanged_meanwhile(ledger):
     again = ReportedTotals(ledger)
     assert again.known == 1
     again.note("a", 1, _totals(100 * SLACK_BYTES), 0.0)
-    assert ledger.totals()["a"][1].bytes_up == 100 * SLACK_BYTES
+    assert ledger.traffic.totals()["a"][1].bytes_up == 100 * SLACK_BYTES

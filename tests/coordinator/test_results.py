@@ -48,7 +48,7 @@ def _play_round(ledger, folder, round_id, *, final=False):
         accepted = Accepted(device_id=client_id, transfer_id="t", record=record)
         ledger.accept(ArrivedUpdate(path, accepted))
         totals = Totals(bytes_up=100 * round_id, bytes_down=70 * round_id, peak_rss_bytes=9)
-        ledger.note_totals(client_id, round_id, totals)
+        ledger.traffic.note(client_id, round_id, totals)
     ledger.close_round(round_id)
     state = ServerState(round_id=round_id, tensors={"w": np.zeros(1)})
     ledger.commit_round(state, _scored(1 / round_id), 12.5, keep_states=1)
@@ -62,7 +62,7 @@ def _results(ledger):
 
 
 def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_path):
-    ledger.note_totals("a", 0, Totals(bytes_up=30, bytes_down=20, peak_rss_bytes=1))
+    ledger.traffic.note("a", 0, Totals(bytes_up=30, bytes_down=20, peak_rss_bytes=1))
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
@@ -134,7 +134,7 @@ def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_co
     ledger, tmp_path
 ):
     for name in ("0", "aa", "c"):  # before, between and behind those whose updates count
-        ledger.note_totals(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
+        ledger.traffic.note(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
     results = _results(ledger)
     _play_round(ledger, tmp_path, 1)
     for one in ledger.accepted(1):
