@@ -116,6 +116,17 @@ class _Fleet:
             self.rollouts.update_accepted(name, _record(name, 9))
         self.watch(replace(_BETWEEN, round_id=10))
 
+    def complete(self):
+        """A roll-out whose first stage is everybody."""
+        self.watch()
+        everyone = self.offered
+        for name in everyone:
+            self.rollouts.fetched(name)
+        self.watch()
+        self.confirm([*everyone, *self.offered])
+        for _ in range(4):
+            self.watch()
+
     def close(self):
         if not self.closed:
             self.closed = True
@@ -254,14 +265,7 @@ def test_by_hand_paused_and_taken_back(fleet, new, key):
 
 def test_once_complete_only_its_signer_takes_it_back(fleet, new, key):
     publish(fleet.config, new, RolloutSettings(first=40))
-    fleet.watch()
-    everyone = fleet.offered
-    for name in everyone:
-        fleet.rollouts.fetched(name)
-    fleet.watch()
-    fleet.confirm([*everyone, *fleet.offered])
-    for _ in range(4):
-        fleet.watch()
+    fleet.complete()
     assert read_rollout(fleet.config).rollout.state == "complete"
     with pytest.raises(InputError, match="give the signing key"):
         take_back(fleet.config, None)
@@ -358,14 +362,7 @@ def test_only_the_bundle_that_a_run_has_is_its_own(fleet, new):
     with pytest.raises(InputError, match="the federation file names"):
         publish_own(elsewhere, max_failures=0.2)
     publish(fleet.config, new, RolloutSettings(first=40))
-    fleet.watch()
-    everyone = fleet.offered
-    for name in everyone:
-        fleet.rollouts.fetched(name)
-    fleet.watch()
-    fleet.confirm([*everyone, *fleet.offered])
-    for _ in range(4):
-        fleet.watch()
+    fleet.complete()
     with pytest.raises(InputError, match="nothing to do"):
         publish_own(fleet.config, max_failures=0.2)
 
