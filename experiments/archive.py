@@ -17,7 +17,7 @@ import msgspec
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments.claim_results import current_runs
-from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.config import Experiment, Method, with_rounds
 from protofleet.experiments.store import MethodResult, holds_run, run_folder, save_result
 
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)*", re.ASCII)
@@ -43,16 +43,21 @@ class ArchivedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"expected a finished run, got one of {len(self.run.rounds)} rounds")
 
 
-def archived_runs(experiments: Mapping[str, Experiment], folder: Path) -> list[ArchivedRun]:
+def archived_runs(
+    experiments: Mapping[str, Experiment], folder: Path, rounds: int | None = None
+) -> list[ArchivedRun]:
     """The finished runs of experiments, with the settings and rounds that their files have now.
 
     Args:
         experiments: by name.
         folder: their results are in folders of it by these names.
+        rounds: in place of the files', as ``run`` was told.
 
     Raises:
         InputError: a result cannot be read.
     """
+    if rounds is not None:
+        experiments = {name: with_rounds(one, rounds) for name, one in experiments.items()}
     return [
         ArchivedRun(experiment=name, run=run)
         for name, experiment in experiments.items()

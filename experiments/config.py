@@ -293,6 +293,12 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         return {**shared, **method.settings}
 
 
+def with_rounds(experiment: Experiment, rounds: int) -> Experiment:
+    """The same, with so many rounds for every method."""
+    methods = tuple(msgspec.structs.replace(one, rounds=None) for one in experiment.methods)
+    return msgspec.structs.replace(experiment, rounds=rounds, methods=methods)
+
+
 def alone(method: Method, *, title: str, rounds: int, seed: int, **fields: Any) -> Experiment:
     """An experiment of one method and one seed whose data and bundle were made elsewhere.
 

@@ -264,7 +264,10 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
     "--to", type=FILE, required=True, callback=writable, help="The file, such as runs.jsonl.gz."
 )
 @all_runs_option
-def pack(*, names: tuple[str, ...], to: Path, out: Path) -> None:
+@click.option(
+    "--rounds", type=click.IntRange(1), help="Runs of so many, as of 'run', not of the file's."
+)
+def pack(*, names: tuple[str, ...], to: Path, out: Path, rounds: int | None) -> None:
     """Write the finished runs of experiments into one small file, for another machine.
 
     Figures of every round, no models and no data: some kilobytes a run. 'unpack' lays them there
@@ -275,7 +278,7 @@ def pack(*, names: tuple[str, ...], to: Path, out: Path) -> None:
     from protofleet.experiments.config import expanded, find, load_experiment, name_of
 
     asked = {name_of(find(name)): load_experiment(find(name)) for name in expanded(names)}
-    runs = archived_runs(asked, out)
+    runs = archived_runs(asked, out, rounds)
     if not runs:
         raise InputError(
             f"results '{out}': expected finished runs of {', '.join(asked)}, found none; "

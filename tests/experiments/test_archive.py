@@ -118,6 +118,17 @@ def test_the_table_of_another_machine_counts_the_runs(tmp_path, archive, capsys)
     assert (tmp_path / "new.gz").read_bytes() == archive.read_bytes()
 
 
+def test_runs_of_other_rounds_than_the_files_are_packed_when_asked_for(tmp_path, experiment):
+    short = (a_run("A", 1, [0.5, 0.6]), a_run("B", 1, [0.4, 0.5, 0.6]))
+    store_runs(tmp_path / "runs" / "one", experiment, *short)
+    assert call("pack", "one.toml", "--rounds", 2, "--to", "short.gz") == 0
+    (packed,) = read_archive(tmp_path / "short.gz")
+    assert (packed.run.label, packed.run.rounds) == ("A", short[0].rounds)
+    assert call("pack", "one.toml", "--to", "whole.gz") == 0
+    (packed,) = read_archive(tmp_path / "whole.gz")
+    assert (packed.run.label, packed.run.rounds) == ("B", short[1].rounds)
+
+
 def test_an_archive_of_nothing_is_refused_with_the_remedy(experiment, capsys):
     assert experiment.rounds == 3
     assert call("pack", "one.toml", "--to", "new.gz") == 1
