@@ -82,12 +82,19 @@ class Job:
     def settings(self, bundle: Bundle) -> dict[str, Any]:
         """The settings of the method's strategy.
 
+        A strategy that asks for the size of the federation (``server.population``) is told the
+        number of clients, unless the method says another.
+
         Raises:
             InputError: a setting that the strategy does not know.
         """
-        strategy, model = self.method.strategy, bundle.model()
-        known = build(strategy, {}, model).settings.__struct_fields__
-        return self.experiment.settings_of(self.method, dict.fromkeys(known))
+        strategy = self.method.strategy
+        known = build(strategy, {}, bundle.model()).settings
+        chosen = self.experiment.settings_of(self.method, dict.fromkeys(known.__struct_fields__))
+        if not hasattr(getattr(known, "server", None), "population"):
+            return chosen
+        told = {"server": {"population": len(self.clients)}}
+        return StrategySettings(settings=chosen).over(strategy, told)
 
     def plan(self, broker: BrokerAccess = _NOWHERE) -> Plan:
         """The federation that the run is."""

@@ -28,6 +28,7 @@ EmptyClusters = Literal["keep", "relocate"]
 _WORK = 1 << 17  # numbers that are worth a thread
 _BLOCK_VALUES = 1 << 19  # scores held at once: 2 MiB, which stay in the cache
 _MOST_ROWS = 1024  # points searched at once
+_LARGEST = np.finfo(np.float32).max
 _LINE = 16  # columns of one cache line
 
 
@@ -68,7 +69,10 @@ def kmeans(  # noqa: PLR0913 - settings go by keyword
     centre (of several such clusters the first to the farthest, of equal points to the first), whose
     former centre becomes the mean of the other points; labels stay as they are until they are taken
     again. Where all points lie on their centres nothing is moved. A cluster that loses its only
-    point stands at its row of ``init``; scikit-learn puts it at zero.
+    point so goes where scikit-learn puts it: to the centre of the largest cluster (the first of
+    equals) if that comes before it, otherwise to the sum, not the mean, of that cluster's points as
+    seen from the mean of all. Of several clusters at once scikit-learn leaves open which one goes
+    to which of the points, and it takes distances in float32.
 
     Labels are those of float64 distances to the float32 centres. Beyond the points it takes memory
     for five numbers per point, three float64 sets of centres, and blocks.
@@ -243,10 +247,15 @@ class _Means:
             sums[former] -= self._points[point]
             counts[former] -= 1
             moved[cluster] = self._points[point]
+            counts[cluster] = 1
         left = np.unique(self._labels[taken])
         moved[left] = sums[left] / np.maximum(counts[left], 1)[:, None]
-        lost = left[counts[left] == 0]
-        moved[lost] = self._init[lost]
+        largest, lost = counts.argmax(), left[counts[left] == 0]
+        if len(lost):
+            mean = self._points.mean(axis=0, dtype=np.float64)
+            moved[lost[lost > largest]] = moved[largest]
+            summed = mean + counts[largest] * (moved[largest] - mean)
+            moved[lost[lost < largest]] = np.clip(summed, -_LARGEST, _LARGEST)
         return moved, min(len(empty), len(taken))
 
 

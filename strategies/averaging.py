@@ -35,7 +35,7 @@ from protofleet.strategies.common import (
     unpack_network,
 )
 from protofleet.strategies.optimisers import MOST_LR, check_range
-from protofleet.strategies.training import Fit, Trained, Training
+from protofleet.strategies.training import Fit, Trained, Training, refuse_rewritten
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -298,6 +298,9 @@ class AveragingContext(Generic[_Settings]):
         shared: prefixed layout of the parameters that travel.
         extra: what else travels.
         server: what the server makes of the clients' updates.
+
+    Raises:
+        UnsuitableModelError: ``local_init`` for a model whose training calls set parameters.
     """
 
     description: Description
@@ -306,6 +309,10 @@ class AveragingContext(Generic[_Settings]):
     shared: Layout
     extra: PopulationMean = _NO_EXTRA
     server: ServerStep = _BY_EXAMPLES
+
+    def __post_init__(self) -> None:
+        if self.settings.local_init is not None:
+            refuse_rewritten(self.description.name, self.model)
 
     @property
     def down(self) -> Layout:

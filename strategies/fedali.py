@@ -69,7 +69,7 @@ from protofleet.strategies.common import (
     unpack,
 )
 from protofleet.strategies.optimisers import MOST_PASSES, check_range
-from protofleet.strategies.training import train
+from protofleet.strategies.training import refuse_rewritten, train
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -165,7 +165,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
     Raises:
         InputError: unknown setting, wrong type, a value outside its range, or a model without ALP
-            layers.
+            layers, or with ``local_init`` one whose training calls set parameters.
     """
     context = _context(parse_settings(DESCRIPTION.name, settings, FedAliSettings), model)
     return Strategy(
@@ -197,6 +197,8 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
             f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "
             "--align 'MODULE=PROTOTYPES' to choose where"
         )
+    if settings.local_init is not None:
+        refuse_rewritten(DESCRIPTION.name, model)
     params = prefixed_layout(PARAMS, model.params.layout).shapes
     down = {BUFFERS + layer + _GLOBAL: shapes[layer + _GLOBAL] for layer in layers}
     up = {BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers}

@@ -10,7 +10,7 @@ HeurFedAMP, section "FedAMP for deep neural networks".
 | all last w_i | ``client/<id>`` of the server's state | (Σ,) | float32 |
 | ξ | ``attention`` of the server's state | (n + 1, n + 1) | float64 |
 | alpha_k, λ, sigma | ``alpha``, ``lam``, ``sigma`` | () | float |
-| ξ_ii of HeurFedAMP | ``self_weight`` | () | float |
+| ξ_ii of HeurFedAMP, least ξ_ii of FedAMP | ``self_weight`` | () | float |
 
 A round: the server sends client i its u_i = Σ_j ξ_ij w_j, where ξ_ij = alpha_k A'(‖w_i - w_j‖²) for
 j ≠ i, A(x) = 1 - exp(-x / sigma), and ξ_ii is what is left to 1. The client minimises
@@ -21,10 +21,18 @@ The server keeps the last model of every client that ever delivered one: u_i cou
 not of the round too. Rows and columns of ξ are the clients by ascending id; the last ones are the
 bundle's model, which stands for w_i of a client that has not delivered yet, and for nobody else's.
 
+The paper asks for an alpha_k so small that u_i is a convex combination. Unless ``alpha`` is set,
+alpha_k = sigma (1 - s) / n with s = ``self_weight`` and n clients whose models the server keeps: as
+A' is at most 1 / sigma, ξ_ii is at least s wherever the models are. The pull λ / alpha_k would grow
+with n; λ is then ``lam`` times alpha_k, so that the pull is ``lam`` in federations of any size.
+
+The round's record (``figures``) has ``own_weight``, the mean of ξ_ii over the clients, and
+``scaled``, the share of them whose others' weights had to be scaled.
+
 Deviations:
-    - The others' weights are scaled to a sum of 1 where alpha_k makes it more: the paper asks for
-      an alpha_k so small that u_i is a convex combination.
-    - alpha_k is the same in all rounds.
+    - The others' weights are scaled to a sum of 1 where a set ``alpha`` makes it more: ξ_ii is then
+      0. PFLlib, whose alpha_k, λ and sigma are 1, takes 1 less their sum, which may be negative.
+    - A set ``alpha`` is alpha_k in all rounds.
     - The subproblem is solved by ``epochs`` passes that start from u_i; the paper leaves both open.
       With ``local_init`` they start from the mixture with w_i, and the term still pulls to u_i.
     - Default optimiser and buffers as in ``fedavg.py``.
@@ -71,6 +79,8 @@ from protofleet.strategies.types import (
 from protofleet.tensors import Model, TensorMap
 
 _ATTENTION = "attention"
+_ROUNDING = 1e-9
+"""By so much a sum of weights may be above 1."""
 _BLOCK = 1 << 22
 """Numbers of all clients that are put side by side at a time."""
 
@@ -92,15 +102,18 @@ class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     """Local training, its pull to u_i, and how much clients count for each other.
 
     Attributes:
-        alpha: alpha_k: what another client's weight grows with, and the pull shrinks with.
-        lam: λ: the pull is λ / (2 alpha_k) times the squared distance to u_i.
+        alpha: alpha_k: what another client's weight grows with, and the pull shrinks with; absent:
+            sigma (1 - ``self_weight``) ÷ the number of clients.
+        lam: the pull is λ / (2 alpha_k) times the squared distance to u_i; λ, or without ``alpha``
+            λ / alpha_k.
         sigma: with ``distance`` the squared distance at which a weight has fallen to 1 / e of its
             largest, alpha_k / sigma; with ``cosine`` the factor of the cosines.
         attention: ``distance``: FedAMP; ``cosine``: HeurFedAMP.
-        self_weight: with ``cosine``, weight of the client's own model.
+        self_weight: weight of the client's own model; with ``distance`` the least, without
+            ``alpha``.
     """
 
-    alpha: float = 1.0
+    alpha: float | None = None
     lam: float = 1.0
     sigma: float = 1.0
     attention: Literal["distance", "cosine"] = "distance"
@@ -108,7 +121,8 @@ class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("alpha", self.alpha, low=1e-9)
+        if self.alpha is not None:
+            check_range("alpha", self.alpha, low=1e-9)
         check_range("lam", self.lam, low=0)
         check_range("sigma", self.sigma, low=1e-9)
         check_range("self_weight", self.self_weight, low=0, high=1)
@@ -163,7 +177,8 @@ def _client_update(
     received = receive(context, state, payload)
     start = initialise(settings, received, tools)
     # Algorithm 1: ∇F_i(w) + λ / alpha_k (w - u_i)
-    fit = Fit(proximal=(settings.lam / settings.alpha, received.network.params))
+    pull = settings.lam if settings.alpha is None else settings.lam / settings.alpha
+    fit = Fit(proximal=(pull, received.network.params))
     trained = train(start.network.copy(), tools.training, settings, fit)
     return finish_round(start, trained, tools, context.shared)
 
@@ -179,26 +194,32 @@ def _aggregate(
     if models is before:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     every = [*models.values(), context.model.params.buffer]
-    tensors: dict[str, NDArray[Any]] = {**kept_models(models)}
-    tensors[_ATTENTION] = _attention(context.settings, every)
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+    weights, figures = _attention(context.settings, every)
+    tensors: dict[str, NDArray[Any]] = {**kept_models(models), _ATTENTION: weights}
+    return ServerState(round_id=state.round_id + 1, tensors=tensors, figures=figures)
 
 
-def _attention(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:
-    """ξ of the clients' models and, in the last place, the bundle's."""
+def _attention(
+    settings: FedAmpSettings, every: list[Vector]
+) -> tuple[NDArray[np.float64], dict[str, float]]:
+    """ξ of the clients' models and, in the last place, the bundle's; figures of the round."""
     weights = _RULES[settings.attention](settings, every)
     np.fill_diagonal(weights, 0)
     weights[:, -1] = 0  # nobody but a newcomer counts the bundle's model
     sums = weights.sum(axis=1)
     weights /= np.maximum(sums, 1)[:, None]
-    np.fill_diagonal(weights, np.maximum(1 - weights.sum(axis=1), 0))
-    return weights
+    own = np.maximum(1 - weights.sum(axis=1), 0)
+    np.fill_diagonal(weights, own)
+    scaled = sums > 1 + _ROUNDING
+    return weights, {"own_weight": float(own[:-1].mean()), "scaled": float(scaled[:-1].mean())}
 
 
 def _by_distance(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:
     """alpha_k A'(x) = alpha_k / sigma exp(-x / sigma)."""
-    apart = _squared_distances(every)
-    return np.asarray(settings.alpha / settings.sigma * np.exp(-apart / settings.sigma))
+    largest = (1 - settings.self_weight) / (len(every) - 1)
+    if settings.alpha is not None:
+        largest = settings.alpha / settings.sigma
+    return np.asarray(largest * np.exp(-_squared_distances(every) / settings.sigma))
 
 
 def _by_cosine(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:

@@ -53,7 +53,7 @@ from protofleet.strategies.common import (
     unpack,
 )
 from protofleet.strategies.optimisers import MOST, Adam, Sgd, check_range
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -91,7 +91,8 @@ class FedDynServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What the server has to know of the federation.
 
     Attributes:
-        population: N; 0, or fewer than have ever taken part: those.
+        population: N; 0, or fewer than have ever taken part: those. Experiments say how many
+            clients they have; a fleet does not know how many devices are still to come.
     """
 
     population: int = 0
@@ -132,8 +133,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
+        UnsuitableModelError: training calls that set parameters.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedDynSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model)
     strategy = averaging.averaging(context, _client_update)
     known = {_POPULATION: TensorForm((2,), "int64")} if chosen.weighted_alpha else {}

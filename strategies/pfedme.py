@@ -45,7 +45,7 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import client_model, parse_settings
 from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, Adam, Sgd, check_range
-from protofleet.strategies.training import ExampleRows, Fit, Trainer, passes
+from protofleet.strategies.training import ExampleRows, Fit, Trainer, passes, refuse_rewritten
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -99,8 +99,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
+        UnsuitableModelError: training calls that set parameters.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, PFedMeSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
     return averaging.averaging(context, _client_update)
 

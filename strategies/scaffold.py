@@ -27,7 +27,7 @@ from protofleet.strategies import averaging, fedavg
 from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
 from protofleet.strategies.common import parse_settings, unpack
 from protofleet.strategies.optimisers import MOST_LR, Sgd, check_range
-from protofleet.strategies.training import Fit, mean_gradient, train
+from protofleet.strategies.training import Fit, mean_gradient, refuse_rewritten, train
 from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
 from protofleet.tensors import Model, TensorMap
 
@@ -49,7 +49,8 @@ class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
     """What the server does with the updates, and of how many clients c is the mean.
 
     Attributes:
-        population: N; 0, or fewer than have ever taken part: those.
+        population: N; 0, or fewer than have ever taken part: those. Experiments say how many
+            clients they have; a fleet does not know how many devices are still to come.
     """
 
     population: int = 0
@@ -82,6 +83,7 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """SCAFFOLD for one model; raises InputError for settings that it does not take."""
     chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     extra = averaging.PopulationMean.of_params(model, _CONTROL, chosen.server.population)
     context = averaging.share_all(DESCRIPTION, chosen, model, extra=extra, server=chosen.server)
     return averaging.averaging(context, _client_update)

@@ -277,7 +277,8 @@ def uneven_batch(count: int, training: Training, min_batch: int) -> str:
 def refuse_rewritten(strategy: str, model: Model) -> None:
     """Raise UnsuitableModelError for a model whose training calls set parameters (``REWRITTEN``).
 
-    For a strategy that asks for gradients elsewhere than at the parameters that it moves.
+    For a strategy that asks for gradients elsewhere than at the parameters that it moves, or takes
+    the way that training has moved them for a sum of gradients.
     """
     for name in model.params:
         if name + REWRITTEN in model.buffers:

@@ -116,6 +116,41 @@ def test_relocated_clusters_are_scikit_learn_s(seed):
     assert mine.inertia < 0.8 * kept.inertia
 
 
+@pytest.mark.parametrize("start", range(0, 240, 40))
+def test_relocation_among_random_points_ends_as_scikit_learn_s(start):
+    """Clusters that lose their only point included; which of several goes where is left open."""
+    relocated = 0
+    for seed in range(start, start + 40):
+        rng = np.random.default_rng(seed)
+        n, k, width = rng.integers((20, 3, 1), (120, 20, 8))
+        points = rng.standard_normal((n, width)).astype(np.float32)
+        init = (rng.standard_normal((k, width)) * rng.choice([1, 2, 4])).astype(np.float32)
+        mine = kmeans(points, init, empty="relocate")
+        theirs = KMeans(k, init=init, n_init=1, algorithm="lloyd").fit(points)
+        sizes = [np.bincount(labels, minlength=k) for labels in (mine.labels, theirs.labels_)]
+        np.testing.assert_array_equal(*map(np.sort, sizes))
+        assert mine.inertia == pytest.approx(theirs.inertia_, rel=1e-5)
+        assert mine.n_iter == theirs.n_iter_
+        relocated += mine.relocated
+    assert relocated > 40
+
+
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+@pytest.mark.parametrize(("lost", "largest", "stands"), [(0, 1, 15.5), (1, 0, 31 / 3)])
+def test_a_cluster_that_loses_its_only_point_goes_where_scikit_learn_puts_it(lost, largest, stands):
+    """0 goes to the empty cluster; the largest has 10, 10, 11, the mean of all is 31 / 4.
+
+    Before the largest it stands at 31 / 4 + 3 (31 / 3 - 31 / 4), after it at 31 / 3.
+    """
+    points = np.array([[0], [10], [10], [11]], np.float32)
+    init = np.full((3, 1), 90, np.float32)
+    init[lost], init[largest] = 3, 10.3
+    mine = kmeans(points, init, empty="relocate", max_iter=1)
+    theirs = KMeans(3, init=init, n_init=1, max_iter=1).fit(points)
+    np.testing.assert_allclose(mine.centers, theirs.cluster_centers_, atol=1e-5)
+    assert mine.centers[lost] == pytest.approx(stands)
+
+
 @examples
 @given(
     seed=st.integers(0, 10_000),

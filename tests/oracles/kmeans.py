@@ -59,7 +59,11 @@ def relocating_kmeans(points, init, max_iter, tol):
                 sums[j], sizes[j] = exact[i], 1
                 count += 1
         made = [sums[j] / sizes[j] if sizes[j] else init[j] for j in range(len(init))]
-        centers = np.array(made).astype(np.float32)
+        centers, largest = np.array(made).astype(np.float32), np.argmax(sizes)
+        for j in set(labels.tolist()):
+            if not sizes[j]:  # it lost its only point
+                factor, mean = (1 if j > largest else sizes[largest]), exact.mean(axis=0)
+                centers[j] = (mean + factor * (centers[largest] - mean)).astype(np.float32)
         if previous is not None and (labels == previous).all():
             return centers, labels, n_iter, count
         if ((centers.astype(np.float64) - old) ** 2).sum() <= limit:

@@ -211,10 +211,22 @@ def test_clipping_leaves_out_what_does_not_move():
     np.testing.assert_array_equal(params["b"], 0)
 
 
-@pytest.mark.parametrize("name", ["apfl", "apple", "partialfed", "perfedavg"])
+def _rewriting(model):
+    buffers = frozen_map({**model.buffers, "w_rewritten": [0, 0]})
+    return dataclasses.replace(model, buffers=buffers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["apfl", "apple", "fedala", "feddyn", "partialfed", "perfedavg", "pfedme", "scaffold"],
+)
 def test_a_model_that_sets_parameters_itself_needs_gradients_where_it_is(model, name):
-    rewritten = frozen_map({**model.buffers, "w_rewritten": [0, 0]})
-    rewriting = dataclasses.replace(model, buffers=rewritten)
     with pytest.raises(UnsuitableModelError, match=f"'{name}': .* got one that sets 'w'"):
-        build(name, {}, rewriting)
-    build("fedavg", {}, rewriting)
+        build(name, {}, _rewriting(model))
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedamp", "fedavg", "fedprox"])
+def test_such_a_model_is_averaged_but_not_mixed(model, name):
+    build(name, {}, _rewriting(model))
+    with pytest.raises(UnsuitableModelError, match=f"'{name}': .* got one that sets 'w'"):
+        build(name, {"local_init": {"kind": "ala"}}, _rewriting(model))

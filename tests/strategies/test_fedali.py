@@ -159,6 +159,14 @@ def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
         fedali(other)
 
 
+def test_a_model_that_sets_parameters_itself_is_not_mixed(model):
+    buffers = frozen_map({**model.buffers, "w_rewritten": [0, 0]})
+    rewriting = replace(model, buffers=buffers)
+    fedali(rewriting)
+    with pytest.raises(InputError, match=r"'fedali': .* got one that sets 'w'"):
+        fedali(rewriting, local_init={"kind": "ala"})
+
+
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median", "multi_krum"])
 def test_a_liar_s_prototypes_capture_no_cluster_under_a_robust_rule(model, rule):
     """It stands beside the second cluster, and in its own: the mean follows it."""

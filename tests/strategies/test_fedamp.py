@@ -19,19 +19,24 @@ _SETTINGS = {"epochs": _STEPS, "optimiser": {"kind": "sgd", "lr": _LR}}
 
 
 @pytest.mark.parametrize(
-    ("alpha", "sigma", "self_weight"),
-    [(1.0, 4.0, None), (0.5, 20.0, None), (30.0, 5.0, None), (1.0, 2.0, 0.4), (1.0, 50.0, 0.1)],
+    "known",
+    [
+        {"sigma": 4.0},
+        {"sigma": 50.0, "self_weight": 0.1},
+        {"sigma": 4.0, "alpha": 1.0},
+        {"sigma": 20.0, "alpha": 0.5},
+        {"sigma": 5.0, "alpha": 30.0},
+        {"sigma": 2.0, "self_weight": 0.4, "attention": "cosine"},
+        {"sigma": 50.0, "alpha": 0.5, "self_weight": 0.1, "attention": "cosine"},
+    ],
 )
-def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
-    make_tools, alpha, sigma, self_weight
-):
+def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools, known):
     """With alpha_k 30 the others' weights are scaled to 1."""
-    known = {"alpha": alpha, "lam": 0.7, "sigma": sigma}
-    heuristic = {} if self_weight is None else {"attention": "cosine", "self_weight": self_weight}
-    strategy = build("fedamp", {**_SETTINGS, **known, **heuristic}, start())
+    strategy = build("fedamp", {**_SETTINGS, "lam": 0.7, **known}, start())
     clients = QuadraticClients(strategy, make_tools)
+    cosine = known.pop("attention", "distance") == "cosine"
     oracle = FedAmp(
-        gradients(), start().params.buffer, lr=_LR, steps=_STEPS, self_weight=self_weight, **known
+        gradients(), start().params.buffer, lr=_LR, steps=_STEPS, lam=0.7, cosine=cosine, **known
     )
     for cohort in COHORTS:
         clients.round(cohort)
@@ -41,6 +46,38 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
             assert relative_error(flat(clients.states[name].tensors), oracle.models[name]) < 2e-6
         kept = {n: v for n, v in clients.server.tensors.items() if n.startswith("client/")}
         assert kept.keys() == {f"client/{name}" for name in oracle.models}
+
+
+@pytest.mark.parametrize("many", [2, 40])
+def test_by_default_a_client_s_own_model_counts_wherever_the_others_are(many):
+    """All at one point is where the others weigh most: half and an n-th of half are its own."""
+    strategy = build("fedamp", {}, start())
+    server = strategy.server_init(start(), new_rng())
+    tensors = strategy.downlink(server, "a").tensors
+    updates = [
+        Update(client_id=f"{index:02}", round_id=1, num_examples=1, tensors=tensors)
+        for index in range(many)
+    ]
+    after = strategy.aggregate(server, updates, server_tools())
+    own = np.diag(after.tensors["attention"])
+    np.testing.assert_allclose(own[:-1], 0.5 + 0.5 / many)
+    assert own[-1] == pytest.approx(0.5)  # a newcomer's
+    assert after.figures == {"own_weight": pytest.approx(0.5 + 0.5 / many), "scaled": 0}
+
+
+def test_a_round_tells_that_the_others_weights_were_scaled(make_tools):
+    """With alpha_k 6 those of a and b for each other, but not those of d, who is far from both."""
+    strategy = build("fedamp", {**_SETTINGS, "alpha": 6.0, "lam": 6.0}, start())
+    clients = QuadraticClients(strategy, make_tools)
+    clients.round("a")
+    assert clients.server.figures == {"own_weight": 1, "scaled": 0}
+    clients.round("abd")
+    own = np.diag(clients.server.tensors["attention"])[:3]
+    np.testing.assert_array_equal(own > 0.01, [False, False, True])
+    assert clients.server.figures == {
+        "own_weight": pytest.approx(own.mean()),
+        "scaled": pytest.approx(2 / 3),
+    }
 
 
 def test_clients_of_a_kind_find_each_other(make_tools):
