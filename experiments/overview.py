@@ -317,28 +317,36 @@ def _entries(
             }
             for label, place in _places(experiment, compared, section, limit, bounds).items():
                 places[label].setdefault(measure, {})[section] = place
-    costs = {m.label: _costs(runs[m.label]) for m in methods}
-    entries = [
-        Entry(
-            label=m.label,
-            strategy=m.strategy,
-            bound=m.merged,
-            alone=m.strategy == ALONE and not m.merged,
-            own_model=experiment.model_of(m) != experiment.model,
-            early=any(_is_scored_early(run) for run in runs[m.label]),
-            fitted=any(one.final for run in runs[m.label] for one in run.rounds),
-            more_steps=_passes(runs[m.label]) > _passes(runs[base.label]),
-            other_optimiser=bool(_other_optimisers(experiment, runs[m.label])),
-            own_settings=_own_settings(experiment, m)
-            | _other_optimisers(experiment, runs[m.label]),
-            places=places[m.label],
-            costs=costs[m.label],
-            ratios={} if m.merged else _ratios(costs[m.label], costs[base.label]),
-        )
-        for m in methods
-    ]
+    entries = [_entry(experiment, m, runs, base, places[m.label]) for m in methods]
     entries += _floor(experiment, runs[base.label], places)
     return sorted(entries, key=lambda one: _order(one, _sections(experiment)[0]))
+
+
+def _entry(
+    experiment: Experiment,
+    method: Method,
+    every: Mapping[str, Sequence[MethodResult]],
+    base: Method,
+    places: dict[Measure, dict[Section, Place]],
+) -> Entry:
+    runs = every[method.label]
+    costs = _costs(runs)
+    optimisers = _other_optimisers(experiment, runs)
+    return Entry(
+        label=method.label,
+        strategy=method.strategy,
+        bound=method.merged,
+        alone=method.strategy == ALONE and not method.merged,
+        own_model=experiment.model_of(method) != experiment.model,
+        early=any(_is_scored_early(run) for run in runs),
+        fitted=any(one.final for run in runs for one in run.rounds),
+        more_steps=_passes(runs) > _passes(every[base.label]),
+        other_optimiser=bool(optimisers),
+        own_settings=_own_settings(experiment, method) | optimisers,
+        places=places,
+        costs=costs,
+        ratios={} if method.merged else _ratios(costs, _costs(every[base.label])),
+    )
 
 
 def _passes(runs: Sequence[MethodResult]) -> float:
