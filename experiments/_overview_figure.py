@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from textwrap import fill
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from protofleet.experiments.comparisons import moved, scores_after
@@ -20,12 +19,23 @@ from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import score_of, trained
 from protofleet.report._figures import BLUE, FAINT, INK, RED, STYLE
 
-_PANEL_IN = (5.2, 3.9)
+_PANEL_IN = (6.4, 3.9)
 _COLUMNS = 2
 _MUTED = "#9aa5b1"
-_HALO = [withStroke(linewidth=2.2, foreground="white")]
 _ALIKE = 1.01
+_LETTERS = 24
+_LINE, _GAP = 0.042, 0.02
+"""Heights of a line of a name and between names, of a panel's."""
 _Curve = list[tuple[float, float]]
+
+
+class _Name(NamedTuple):
+    """A point's name, and whether a line leads there; without one, its score alone counts."""
+
+    label: str
+    point: tuple[float, float]
+    colour: str
+    leads: bool = True
 
 
 def draw(found: Overview, path: Path) -> None:
@@ -56,13 +66,16 @@ def draw(found: Overview, path: Path) -> None:
 
 def _panel(axes: Any, one: DataSet, found: Mapping[str, Sequence[MethodResult]]) -> None:
     curves: dict[str, _Curve] = {}
-    entries = {entry.label: entry for entry in one.entries if not entry.bound}
+    entries = {entry.label: entry for entry in one.entries if entry.ranked}
     for label in entries:
         runs = [run for run in found[label] if run.seed in one.seeds]
         if curve := _curve(one, runs):
             curves[label] = curve
+    names = []
     for label in [label for label, entry in entries.items() if entry.alone and label in curves]:
-        _level(axes, label, curves.pop(label)[-1][1])
+        score = curves.pop(label)[-1][1]
+        axes.axhline(score, color=INK, lw=0.9, ls=(0, (6, 2)), zorder=1)
+        names.append(_Name(f"╌╌ {label}: moves nothing", (1, score), INK, leads=False))
     ends = {label: curve[-1] for label, curve in curves.items()}
     front = pareto(ends)
     colours = dict.fromkeys(front, BLUE) | {
@@ -78,7 +91,7 @@ def _panel(axes: Any, one: DataSet, found: Mapping[str, Sequence[MethodResult]])
                   zorder=4)  # fmt: skip
     points = [ends[label] for label in front]
     axes.plot(*zip(*points, strict=True), color=INK, lw=0.9, ls=(0, (2, 2)), zorder=3)
-    _names(axes, {label: ends[label] for label in sorted(colours, key=ends.__getitem__)}, colours)
+    names += [_Name(label, ends[label], colour) for label, colour in colours.items()]
     axes.axvline(one.mb, color=RED, lw=0.8, ls=":", zorder=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -86,14 +99,7 @@ def _panel(axes: Any, one: DataSet, found: Mapping[str, Sequence[MethodResult]])
     axes.grid(which="minor", axis="x", color=FAINT, linewidth=0.3)
     axes.set_title(one.table, loc="left", fontsize=10, fontweight="bold")
     axes.set(xlabel="MB that a client has moved", ylabel=f"{one.sections[0]} (%)")
-
-
-def _level(axes: Any, label: str, score: float) -> None:
-    axes.axhline(score, color=INK, lw=0.9, ls=(0, (6, 2)), zorder=1)
-    place = {"xytext": (4, 3), "textcoords": "offset points", "xycoords": ("axes fraction", "data")}
-    axes.annotate(
-        f"{label}: moves nothing", (0, score), fontsize=8, color=INK, path_effects=_HALO, **place
-    )
+    _names(axes, names)
 
 
 def pareto(ends: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -128,14 +134,38 @@ def _curve(one: DataSet, runs: Sequence[MethodResult]) -> _Curve:
     return found
 
 
-def _names(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
-    """Names above their points; below where two are close together."""
-    ordered = list(ends.items())
-    above = [True] * len(ordered)
-    for number, ((_, (x, y)), (_, (next_x, next_y))) in enumerate(pairwise(ordered)):
-        close = math.log10(next_x / x) < 0.5 and abs(next_y - y) < 6
-        above[number + 1] = not above[number] if close else True
-    for (label, point), up in zip(ordered, above, strict=True):
-        axes.annotate(label, point, (0, 7 if up else -13), textcoords="offset points",
-                      ha="center", path_effects=_HALO, fontsize=8, fontweight="bold",
-                      color=colours[label], zorder=5)  # fmt: skip
+def _names(axes: Any, names: Sequence[_Name]) -> None:
+    """Names in a column right of the panel, at their points' heights as far as there is room."""
+    low, high = axes.get_ylim()
+    ordered = sorted(names, key=lambda one: -one.point[1])
+    texts = [fill(one.label, _LETTERS) for one in ordered]
+    sizes = [_LINE * (text.count("\n") + 1) + _GAP for text in texts]
+    wanted = [(one.point[1] - low) / (high - low) for one in ordered]
+    for name, text, place in zip(ordered, texts, apart(wanted, sizes), strict=True):
+        line = {"arrowstyle": "-", "color": name.colour, "lw": 0.5, "alpha": 0.6,
+                "shrinkA": 1, "shrinkB": 3}  # fmt: skip
+        axes.annotate(
+            text, name.point, (1.05, place), textcoords="axes fraction", ha="left", va="center",
+            color=name.colour, fontsize=8, fontweight="bold", annotation_clip=False, zorder=5,
+            arrowprops=line if name.leads else None,
+        )  # fmt: skip
+
+
+def apart(wanted: Sequence[float], sizes: Sequence[float]) -> list[float]:
+    """Middles of labels of these heights, from the highest down, near where they are wanted.
+
+    Args:
+        wanted: middles, in descending order.
+        sizes: heights, in the same unit; all of them fit between 1 and 0, or the last are below.
+
+    Returns:
+        Middles such that no two overlap, and between 1 and 0 while there is room.
+    """
+    found: list[float] = []
+    top = 1.0
+    for number, (middle, size) in enumerate(zip(wanted, sizes, strict=True)):
+        room = sum(sizes[number:])  # what has to fit below
+        place = min(max(middle, room - size / 2), top - size / 2)
+        found.append(place)
+        top = place - size / 2
+    return found

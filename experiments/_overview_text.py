@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
+from typing import Any
+
+import msgspec
 
 from protofleet.experiments.config import Section
 from protofleet.experiments.decisions import (
@@ -15,8 +17,16 @@ from protofleet.experiments.decisions import (
     Situation,
     advise,
     groups,
+    left_out,
 )
-from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
+from protofleet.experiments.overview import (
+    MOST_FREQUENT,
+    DataSet,
+    Entry,
+    Measure,
+    Overview,
+    Place,
+)
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
@@ -32,7 +42,7 @@ _TITLES: dict[Measure, str] = {
     "bytes": "equal bytes",
     "tenth": "a tenth of these bytes",
 }
-_OWN_MODEL, _EARLY, _UNFITTED, _CLOSE = "°", "†", "‡", "**"
+_OWN_MODEL, _EARLY, _FITTED, _OPTIMISER, _MORE_STEPS, _CLOSE = "°", "†", "‡", "§", "¶", "**"
 _COSTS = {
     "mb": "bytes a round",
     "train_ms": "processor time a round",
@@ -44,8 +54,8 @@ _DIVISIONS = {"natural": "by person"}
 _TITLE = "# Which method should I take?"
 _INTRODUCTION = (
     "Every [method](algorithms.md) that fits, on small data sets, with one small "
-    "model for each kind of data and the same training. All figures are measured, and words that "
-    "name a method are computed from them: `{command}`."
+    "model and one optimiser for each; a sign marks methods with others, or with more steps. All "
+    "figures are measured, and words that name a method are computed from them: `{command}`."
 )
 _END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
 _READING = """
@@ -54,13 +64,17 @@ _READING = """
   have more rounds where a row says so, dearer ones fewer; what is sent for a
   final fit is not counted.
 - *Personalisation*: each device's own model, after its training in the round, on its own test part;
-  *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
+  *generalisation*: the same models on all devices' test parts together, or so many examples of
+  them as the table below says; *global*: the server's model there. *{floor}*: what needs no
+  training, the class that is most frequent in a device's own training part.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
   ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
   seeds.
-- Settings are published ones or defaults, none tuned for these data. SCAFFOLD corrects plain
-  gradient steps: it has no momentum, but the highest learning rate of twice and a half, five and
-  ten times the others' by which it did not diverge with seed 1. {small}
+- Settings: each data set has the settings of all, then those that a method has of its own; the
+  rest are defaults, which [all methods](algorithms.md) lists. Some were chosen after a look at
+  scores, as the notes of the data sets say. SCAFFOLD corrects plain gradient steps: it has no
+  momentum, but the highest learning rate of twice and a half, five and ten times that of gradient
+  steps by which it did not diverge with seed 1. {small}
 - Time: processor time of a device's local training in a round, without evaluation and without the
   first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
   one round, Python and runtime included.
@@ -72,14 +86,16 @@ _PAIRED = (
 )
 _ADVICE = (
     "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
-    "ranked anew on each data set. **Bold**: as good as the best, within the noise, on most of the "
-    "column's data sets, and of those the fewest points behind on average (these points; on how "
-    "many data sets). Then the others that are as good as often, and which of all these moves the "
-    "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
-    f"figures show. {_OWN_MODEL}: it has a model of its own, and what is better may be the model, "
-    "not the method: the rows of FedAvg on that model tell."
+    "ranked anew on each data set. **Bold**: of those that ran on all of the column's data sets, "
+    "as good as the best, within the noise, on most, and of those the fewest points behind on "
+    "average (these points; on how many data sets). The best on a data set is any method that ran "
+    "there, so that there may be none as good on all. Then the others that are as good as often, "
+    "and which of all these moves the fewest bytes, training alone aside, which moves none. Where "
+    "training alone is among them, a federation has gained nothing that these figures show. Signs "
+    f"are those above; {_OWN_MODEL}: what is better may be the model, not the method: the rows of "
+    "FedAvg on that model tell."
 )
-_CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
+_MEAN = "Mean: over the data sets that the method was run on."
 _PICTURE = (
     "Each method after each of its rounds, with a circle at its end. Named and joined: those that "
     "no other method that federates beats with fewer bytes; training alone is the dashed line. "
@@ -88,7 +104,8 @@ _PICTURE = (
 _UNPAIRED = (
     "a method is as good as the best unless it is further behind than the 95 % intervals over the "
     "clients of both together (root of the sum of squares), which is wide: clients differ much "
-    "more than methods. The server's model has no such interval, so that only the best is bold."
+    "more than methods. The server's model is one: its interval is that of its accuracy over the "
+    "pooled examples, for macro-F1 too."
 )
 
 
@@ -113,13 +130,12 @@ def page(found: Overview, command: str, picture: str | None, *, columns: int | N
     sections = dict.fromkeys(section for one in data_sets for section in one.sections)
     parts.append("## All data sets together")
     for section in sections:
-        parts += [
-            f"### {section.capitalize()}: points behind the best",
-            _overview(data_sets, section),
-        ]
+        for measure in _MEASURES:
+            title = f"### {section.capitalize()}, {_TITLES[measure]}: points behind the best"
+            parts += [title, f"{_overview(data_sets, section, measure)}\n\n{_MEAN}"]
     narrow = columns is not None and columns < _WIDE
     for one in data_sets:
-        parts += [f"## {one.title}", _about(one), _TOO_NARROW if narrow else _table(one)]
+        parts += [f"## {one.title}", *_about(one), *([_TOO_NARROW] if narrow else _tables(one))]
     parts += ["## What to take", _decisions(data_sets)]
     return "\n\n".join(parts) + "\n"
 
@@ -135,13 +151,16 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
         f"own, and what it costs is its model's cost too. {_EARLY}: as in its paper, each device's "
         "model is scored as it arrives, before the training in the round. "
-        f"{_UNFITTED}: the method ends with a final fit, and is scored here before it."
+        f"{_FITTED}: the method ends with a final fit; a score with that sign is one before it. "
+        f"{_OPTIMISER}: another optimiser than the data set's moves its model, or a part of it. "
+        f"{_MORE_STEPS}: by its settings it makes more steps a round than FedAvg; what else a "
+        "method computes shows in its time alone."
     )
     small = (
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
         "on data like these, and is no measure of what they reach."
     )
-    values = {"noise": " ".join(noise), "small": small, "marks": marks}
+    values = {"noise": " ".join(noise), "small": small, "marks": marks, "floor": MOST_FREQUENT}
     points = [
         _wrapped(f"- {' '.join(one.split())}", "  ")
         for one in _READING.format(**values).split("\n- ")[1:]
@@ -151,8 +170,8 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
 
 
 def _setting(data_sets: Sequence[DataSet]) -> str:
-    head = ["data set", "divided", "clients", "model", "score", "FedAvg's rounds",
-            "MB a client moves in them", "seeds"]  # fmt: skip
+    head = ["data set", "divided", "clients", "model", "score", "pooled examples",
+            "FedAvg's rounds", "MB a client moves in them", "seeds"]  # fmt: skip
     return _rows(
         head,
         [
@@ -162,6 +181,7 @@ def _setting(data_sets: Sequence[DataSet]) -> str:
                 str(one.clients),
                 f"`{one.model}`",
                 METRICS[one.metric].label,
+                _range(one.pooled),
                 str(one.rounds),
                 f"{one.mb:.3g}",
                 f"{len(one.seeds)} of {one.asked}",
@@ -171,54 +191,32 @@ def _setting(data_sets: Sequence[DataSet]) -> str:
     )
 
 
-def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
-    """Rows by the mean over the data sets at equal rounds; those that lack some below."""
-    places: dict[str, list[dict[Measure, Place]]] = {}
+def _overview(data_sets: Sequence[DataSet], section: Section, measure: Measure) -> str:
+    """Rows by the mean over the data sets; those that lack some below."""
+    places: dict[str, list[Place | None]] = {}
     for number, one in enumerate(data_sets):
         for entry in one.entries:
-            found = {
-                measure: entry.places[measure][section]
-                for measure in _MEASURES
-                if section in entry.places.get(measure, {}) and not entry.bound
-            }
-            columns = places.setdefault(entry.label, [{} for _ in data_sets])
-            columns[number] = found
-    lines = [(_rank(columns), label, columns) for label, columns in places.items() if any(columns)]
-    lines.sort(key=lambda line: line[:2])
-    head = ["method", *(one.table for one in data_sets), "mean"]
-    return (
-        _rows(
-            head,
-            [
-                [
-                    label,
-                    *(" / ".join(_behind(places.get(m)) for m in _MEASURES) for places in columns),
-                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in _MEASURES),
-                ]
-                for _, label, columns in lines
-            ],
-        )
-        + f"\n\n{_CELLS}"
+            place = entry.places.get(measure, {}).get(section)
+            if place is not None and not entry.bound:
+                places.setdefault(entry.label, [None for _ in data_sets])[number] = place
+    lines = sorted((_rank(columns), label) for label, columns in places.items())
+    return _rows(
+        ["method", *(one.table for one in data_sets), "mean"],
+        [
+            [label, *map(_behind, places[label]), f"{_mean_behind(places[label]):.1f}"]
+            for _, label in lines
+        ],
     )
 
 
-def _rank(columns: Sequence[dict[Measure, Place]]) -> tuple[int, float]:
+def _rank(columns: Sequence[Place | None]) -> tuple[int, float]:
     """First those that ran on every data set; then by points behind."""
-    mean = _mean_behind(columns, "rounds")
-    return sum(not one for one in columns), math.inf if mean is None else mean
+    return columns.count(None), _mean_behind(columns)
 
 
-def _mean_behind(columns: Sequence[dict[Measure, Place]], measure: Measure) -> float | None:
-    known = [
-        place.behind
-        for one in columns
-        if (place := one.get(measure)) is not None and place.behind is not None
-    ]
-    return statistics.fmean(known) if known else None
-
-
-def _mean_text(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1f}"
+def _mean_behind(columns: Sequence[Place | None]) -> float:
+    known = [one.behind for one in columns if one is not None and one.behind is not None]
+    return statistics.fmean(known)
 
 
 def _behind(place: Place | None) -> str:
@@ -227,32 +225,61 @@ def _behind(place: Place | None) -> str:
     return _bold(f"{place.behind:.1f}", place)
 
 
-def _about(one: DataSet) -> str:
+def _about(one: DataSet) -> list[str]:
     text = f"`protofleet experiment run {one.name}`"
     if one.missing:
         text += f". Not run: {', '.join(one.missing)}"
-    return text + "."
+    parts = [text + "."]
+    if one.note.strip():
+        parts.append(_wrapped(" ".join(one.note.split())))
+    if one.training:
+        parts.append(f"All methods: `{_settings(one.training)}`.")
+    own = {entry.label: entry.own_settings for entry in one.entries if entry.own_settings}
+    if own:
+        lines = [[label, f"`{_settings(own[label])}`"] for label in sorted(own)]
+        parts.append(_rows(["method", "its own settings"], lines))
+    return parts
 
 
-def _table(one: DataSet) -> str:
-    head = ["method"]
+def _settings(values: Mapping[str, Any]) -> str:
+    """As in a file, in one line."""
+    return ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{_settings(value)}}}"
+    return msgspec.json.encode(value).decode()
+
+
+def _tables(one: DataSet) -> list[str]:
+    parts = []
     for measure in _MEASURES:
-        head += [f"{section}, {_TITLES[measure]}" for section in one.sections]
-    head += ["rounds at equal bytes", "MB a round", "÷ FedAvg", "time ÷ FedAvg", "kept MB",
-             "memory MB", "÷ FedAvg"]  # fmt: skip
-    return _rows(head, [_line(one, entry) for entry in one.entries])
+        entries = [entry for entry in one.entries if measure in entry.places]
+        first = one.sections[0]
+        entries.sort(key=lambda entry: -entry.places[measure][first].mean)
+        head = ["method", *one.sections, *(["rounds"] if measure == "bytes" else [])]
+        lines = [_scores(one, entry, measure) for entry in entries]
+        parts += [f"### {one.table}, {_TITLES[measure]}", _rows(head, lines)]
+    head = ["method", "MB a round", "÷ FedAvg", "time ÷ FedAvg", "kept MB", "memory MB", "÷ FedAvg"]
+    lines = [_costs(entry) for entry in one.entries if not entry.floor]
+    return [*parts, f"### {one.table}, costs", _rows(head, lines)]
 
 
-def _line(one: DataSet, entry: Entry) -> list[str]:
-    marks = (_OWN_MODEL if entry.own_model else "") + (_EARLY if entry.early else "")
-    cells = [entry.label + marks]
-    for measure in _MEASURES:
-        cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
-    at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]
+def _scores(one: DataSet, entry: Entry, measure: Measure) -> list[str]:
+    places = entry.places[measure]
+    rounds = f"{next(iter(places.values())).rounds:g}"
+    return [
+        _marked(entry),
+        *(_score(places.get(section)) for section in one.sections),
+        *([rounds] if measure == "bytes" else []),
+    ]
+
+
+def _costs(entry: Entry) -> list[str]:
     costs, ratios = entry.costs, entry.ratios
     return [
-        *cells,
-        f"{at_bytes[0]:g}" if at_bytes else NOTHING,
+        _marked(entry),
         _number(costs.mb, ".3g"),
         _number(ratios.get("mb"), ".2f"),
         _number(ratios.get("train_ms"), ".2f"),
@@ -262,11 +289,23 @@ def _line(one: DataSet, entry: Entry) -> list[str]:
     ]
 
 
+def _marked(*entries: Entry) -> str:
+    """The label, with a sign for what holds on any of its rows."""
+    signs = {
+        _OWN_MODEL: any(one.own_model for one in entries),
+        _EARLY: any(one.early for one in entries),
+        _FITTED: any(one.fitted for one in entries),
+        _OPTIMISER: any(one.other_optimiser for one in entries),
+        _MORE_STEPS: any(one.more_steps for one in entries),
+    }
+    return entries[0].label + "".join(sign for sign, holds in signs.items() if holds)
+
+
 def _score(place: Place | None) -> str:
     if place is None:
         return NOTHING
     spread = "" if place.std is None else f" ± {place.std:.1f}"
-    return _bold(f"{place.mean:.1f}", place) + spread + (_UNFITTED if place.unfitted else "")
+    return _bold(f"{place.mean:.1f}", place) + spread + (_FITTED if place.unfitted else "")
 
 
 def _bold(text: str, place: Place) -> str:
@@ -280,7 +319,23 @@ def _decisions(data_sets: Sequence[DataSet]) -> str:
     lines = [
         [_wish(one), *(_advice(advise(one, of)) for of in kinds.values())] for one in SITUATIONS
     ]
-    return f"{_wrapped(_ADVICE)}\n\n{_rows(head, lines)}"
+    left = ["Left out", *(_left_out(of) for of in kinds.values())]
+    return f"{_wrapped(_ADVICE)}\n\n{_rows(head, [*lines, left])}"
+
+
+def _left_out(data_sets: Sequence[DataSet]) -> str:
+    """Methods that lack a row, with the reason."""
+    unfinished = {one.table: one.missing for one in data_sets}
+    found = []
+    for label, tables in left_out(data_sets).items():
+        reasons = [
+            f"not finished on {table}"
+            if label in unfinished[table]
+            else f"no row on {table}, see its note"
+            for table in tables
+        ]
+        found.append(f"{label} ({', '.join(reasons)})")
+    return "; ".join(found) or NOTHING
 
 
 def _group_title(data_sets: Sequence[DataSet]) -> str:
@@ -310,7 +365,14 @@ def _advice(advice: Advice) -> str:
 
 
 def _named(one: Candidate) -> str:
-    return one.label + (_OWN_MODEL if one.own_model else "")
+    return _marked(*one.entries)
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return NOTHING
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _number(value: float | None, form: str) -> str:

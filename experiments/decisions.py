@@ -1,9 +1,9 @@
 """Which method for which situation: computed from the figures of ``overview``, by one rule.
 
-Data sets that are divided alike and use one model make a group. In a situation, methods beyond its
-budget on any data set of the group, or without a score on one, are left out; the rest is ranked
-again on each data set. Advised is the method that is as good as the best, within the noise, on most
-of them; among equals the one that is fewest points behind on average.
+Data sets that are divided alike and use one model make a group. In a situation, the methods within
+its budget are ranked again on each data set. Advised is, of those that have a score on all of them,
+the method that is as good as the best, within the noise, on most; among equals the one that is
+fewest points behind on average. So the best on a data set may be one that is not advised.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         label: of the method.
-        behind: points behind the best of the candidates, the mean over the data sets.
+        behind: points behind the best on each data set, the mean over them.
         good_on: on how many it is as good as the best, within the noise.
         bytes_ratio: of a round to FedAvg's, the mean over the data sets.
         alone: whether it is training without a federation.
-        own_model: whether its model is another than the group's.
+        entries: its rows.
     """
 
     label: str
@@ -65,7 +65,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     good_on: int
     bytes_ratio: float | None
     alone: bool
-    own_model: bool
+    entries: tuple[Entry, ...]
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +81,10 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equals(self) -> tuple[Candidate, ...]:
-        """Those that are as good as the best on as many data sets as the first."""
+        """Those that are as good as the best on as many data sets as the first, which may be 0."""
         most = self.candidates[0].good_on if self.candidates else 0
+        if most == 0:
+            return self.candidates[:1]
         return tuple(one for one in self.candidates if one.good_on == most)
 
     @property
@@ -113,7 +115,8 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
     tables = [dict(_allowed(situation, one)) for one in data_sets]
     common = set.intersection(*(set(table) for table in tables)) if tables else set()
     rankings = [
-        ranked({label: table[label][1].by_seed for label in sorted(common)}) for table in tables
+        ranked({label: place.by_seed for label, (_, place) in sorted(table.items())})
+        for table in tables
     ]
     candidates = [
         Candidate(
@@ -122,7 +125,7 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
             good_on=sum(ranking[label][1] is True for ranking in rankings),
             bytes_ratio=_mean([table[label][0].ratios.get("mb") for table in tables]),
             alone=tables[0][label][0].alone,
-            own_model=any(table[label][0].own_model for table in tables),
+            entries=tuple(table[label][0] for table in tables),
         )
         for label in common
     ]
@@ -130,10 +133,20 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
     return Advice(data_sets=len(data_sets), candidates=tuple(order))
 
 
+def left_out(data_sets: Sequence[DataSet]) -> dict[str, list[str]]:
+    """Methods without a row on some data sets of a group, and the tables of these."""
+    rows = {one.table: {entry.label for entry in one.entries if entry.ranked} for one in data_sets}
+    every = dict.fromkeys(label for labels in rows.values() for label in sorted(labels))
+    lacking = {
+        label: [table for table, labels in rows.items() if label not in labels] for label in every
+    }
+    return {label: tables for label, tables in lacking.items() if tables}
+
+
 def _allowed(situation: Situation, one: DataSet) -> Iterator[tuple[str, tuple[Entry, Place]]]:
     for entry in one.entries:
         place = entry.places.get(situation.measure, {}).get(situation.section)
-        if entry.bound or place is None or not _within(situation, entry):
+        if not entry.ranked or place is None or not _within(situation, entry):
             continue
         yield entry.label, (entry, place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from protofleet.errors import InputError
 from protofleet.federation.records import Spread
@@ -23,6 +24,7 @@ def half_interval(found: Spread) -> float:
     return t_quantile(found.n - 1) * found.std / math.sqrt(found.n - 1)
 
 
+@cache
 def t_quantile(degrees: int, confidence: float = _CONFIDENCE) -> float:
     """The number that |t| of so many degrees of freedom stays below with this probability.
 

@@ -7,6 +7,8 @@ rounds; at equal bytes that after the last whole round within the bytes (``compa
 Noise. From three seeds on, a method is as good as the best one unless the 95 % interval of their
 differences, seed by seed, is above 0 (Student's t). With fewer seeds the clients are all there is:
 unless the difference is beyond the root of the sum of squares of both 95 % intervals over clients.
+The server's model is one: its interval is over the pooled test examples, that of its accuracy, for
+other metrics too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -30,8 +32,9 @@ from protofleet.experiments.comparisons import (
 from protofleet.experiments.config import Experiment, Method, Section
 from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
-from protofleet.experiments.table import LOSS, score_of, trained
+from protofleet.experiments.table import LOSS, percent, score_of, trained
 from protofleet.federation.records import Spread
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.scores import MetricName
 
 BASELINE, ALONE = "fedavg", "local"
@@ -42,6 +45,9 @@ _TENTH = 0.1
 _PAIRED = 3
 """Seeds from which on differences are tested seed by seed."""
 _BySeed = Mapping[int, Spread]
+MOST_FREQUENT = "Always the most frequent class"
+_OPTIMISERS = ("optimiser", "head_optimiser")
+"""Settings of what moves a model."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,10 +93,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label, strategy: of the experiment.
         bound: central training, which no federation reaches.
+        floor: no training at all, but always a device's most frequent class.
         alone: training without a federation.
         own_model: its model is not the data set's.
         early: its own models are scored as they arrive, before the device's training in the round;
             such a strategy has the scores after it as ``after_fit``.
+        fitted: it ends with a final fit.
+        more_steps: by its settings it makes more steps in a round than FedAvg.
+        other_optimiser: not the data set's moves its model, or a part of it.
+        own_settings: of its row and beside ``[training]``, and optimisers that its strategy adds.
         places: its score by measure and section.
         costs: of it.
         ratios: the same divided by FedAvg's, by the fields' names.
@@ -98,13 +109,23 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     strategy: str
-    bound: bool
-    alone: bool
-    own_model: bool
-    early: bool
-    places: dict[Measure, dict[Section, Place]]
-    costs: Costs
-    ratios: dict[str, float]
+    bound: bool = False
+    floor: bool = False
+    alone: bool = False
+    own_model: bool = False
+    early: bool = False
+    fitted: bool = False
+    more_steps: bool = False
+    other_optimiser: bool = False
+    own_settings: dict[str, Any] = {}
+    places: dict[Measure, dict[Section, Place]] = {}
+    costs: Costs = Costs()
+    ratios: dict[str, float] = {}
+
+    @property
+    def ranked(self) -> bool:
+        """Whether it is a method for devices."""
+        return not (self.bound or self.floor)
 
 
 class DataSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +133,13 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the experiment.
-        title, table: as in its file.
+        title, table, note, training: as in its file.
         partition: kind of division.
         model: of all methods without one of their own.
         metric: what is scored.
         clients: how many.
+        pooled: test examples of all clients that generalisation and global scores use, by seed;
+            empty: not told.
         rounds: FedAvg's.
         mb: that one of its clients moves in them, up and down, 10^6 bytes.
         seeds: that all measured methods have finished; the figures are theirs alone.
@@ -128,11 +151,14 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     table: str
+    note: str
+    training: dict[str, Any]
     partition: str
     model: str
     metric: MetricName
     sections: tuple[Section, ...]
     clients: int
+    pooled: tuple[int, ...]
     rounds: int
     mb: float
     seeds: tuple[int, ...]
@@ -204,11 +230,14 @@ def data_set(
         name=name,
         title=experiment.title,
         table=experiment.table,
+        note=experiment.note,
+        training=experiment.training,
         partition=str(experiment.partition.__struct_config__.tag),
         model=experiment.model.name,
         metric=experiment.score.metric,
         sections=_sections(experiment),
         clients=runs[base.label][0].clients,
+        pooled=tuple(r.evaluation_data.pooled for r in runs[base.label] if r.evaluation_data),
         rounds=experiment.rounds_of(base),
         mb=statistics.fmean(moved(run)[-1] for run in runs[base.label]) / 1e6,
         seeds=seeds,
@@ -288,22 +317,97 @@ def _entries(
             }
             for label, place in _places(experiment, compared, section, limit, bounds).items():
                 places[label].setdefault(measure, {})[section] = place
-    costs = {m.label: _costs(runs[m.label]) for m in methods}
-    entries = [
-        Entry(
-            label=m.label,
-            strategy=m.strategy,
-            bound=m.merged,
-            alone=m.strategy == ALONE and not m.merged,
-            own_model=experiment.model_of(m) != experiment.model,
-            early=any(_is_scored_early(run) for run in runs[m.label]),
-            places=places[m.label],
-            costs=costs[m.label],
-            ratios={} if m.merged else _ratios(costs[m.label], costs[base.label]),
-        )
-        for m in methods
-    ]
+    entries = [_entry(experiment, m, runs, base, places[m.label]) for m in methods]
+    entries += _floor(experiment, runs[base.label], places)
     return sorted(entries, key=lambda one: _order(one, _sections(experiment)[0]))
+
+
+def _entry(
+    experiment: Experiment,
+    method: Method,
+    every: Mapping[str, Sequence[MethodResult]],
+    base: Method,
+    places: dict[Measure, dict[Section, Place]],
+) -> Entry:
+    runs = every[method.label]
+    costs = _costs(runs)
+    optimisers = _other_optimisers(experiment, runs)
+    return Entry(
+        label=method.label,
+        strategy=method.strategy,
+        bound=method.merged,
+        alone=method.strategy == ALONE and not method.merged,
+        own_model=experiment.model_of(method) != experiment.model,
+        early=any(_is_scored_early(run) for run in runs),
+        fitted=any(one.final for run in runs for one in run.rounds),
+        more_steps=_passes(runs) > _passes(every[base.label]),
+        other_optimiser=bool(optimisers),
+        own_settings=_own_settings(experiment, method) | optimisers,
+        places=places,
+        costs=costs,
+        ratios={} if method.merged else _ratios(costs, _costs(every[base.label])),
+    )
+
+
+def _passes(runs: Sequence[MethodResult]) -> float:
+    """Steps in a round for each step of one pass over the examples; 0: settings are not told."""
+    settings = runs[0].settings
+    steps = settings.get("epochs", 0) * settings.get("inner_steps", 1)
+    return float(steps + settings.get("head_epochs", 0) + settings.get("personal_epochs", 0))
+
+
+def _other_optimisers(experiment: Experiment, runs: Sequence[MethodResult]) -> dict[str, Any]:
+    """A method's optimisers that are not the experiment's."""
+    shared = experiment.training.get("optimiser")
+    if shared is None:
+        return {}
+    usual = msgspec.convert(shared, Adam | Sgd)
+    settings = runs[0].settings
+    chosen = {name: settings[name] for name in _OPTIMISERS if name in settings}
+    return {
+        name: value for name, value in chosen.items() if msgspec.convert(value, Adam | Sgd) != usual
+    }
+
+
+def _own_settings(experiment: Experiment, method: Method) -> dict[str, Any]:
+    model = {} if method.model in (None, experiment.model) else {"model": method.model.name}
+    return model | ({"rounds": method.rounds} if method.rounds else {}) | method.settings
+
+
+def _floor(
+    experiment: Experiment,
+    runs: Sequence[MethodResult],
+    places: Mapping[str, Mapping[Measure, Mapping[Section, Place]]],
+) -> list[Entry]:
+    """What needs no training, beside the best of each measure; none where it is not told."""
+    section: Section = "personalisation"
+    metric = experiment.score.metric
+    by_seed = {
+        run.seed: percent(run.evaluation_data.most_frequent[metric])
+        for run in runs
+        if run.evaluation_data and metric in run.evaluation_data.most_frequent
+    }
+    if len(by_seed) < len(runs):
+        return []
+    means = [one.mean for one in by_seed.values()]
+    found: dict[Measure, dict[Section, Place]] = {}
+    for measure in get_args(Measure):
+        every = (one.get(measure, {}).get(section) for one in places.values())
+        best = next((place for place in every if place and place.behind == 0), None)
+        if best is None:
+            continue
+        found[measure] = {
+            section: Place(
+                by_seed=by_seed,
+                mean=statistics.fmean(means),
+                std=statistics.pstdev(means) if len(means) > 1 else None,
+                rounds=0,
+                unfitted=False,
+                behind=best.mean - statistics.fmean(means),
+                as_good=as_good(best.by_seed, by_seed),
+            )
+        }
+    return [Entry(label=MOST_FREQUENT, strategy="", floor=True, places=found)]
 
 
 def _order(entry: Entry, section: Section) -> tuple[float, str]:
@@ -327,8 +431,17 @@ def scores_of(
         score = done and score_of(run, scores_after(run, done), section, experiment.score.metric)
         if not score:
             return None
-        found[run.seed] = score
+        found[run.seed] = _over_examples(run, done, score) if section == "global" else score
     return found
+
+
+def _over_examples(run: MethodResult, rounds: int, score: Spread) -> Spread:
+    """A single model's score with the spread of its accuracy over the pooled examples."""
+    right = score_of(run, scores_after(run, rounds), "global", "accuracy")
+    if right is None or run.evaluation_data is None:
+        return score
+    std = math.sqrt(max(right.mean * (100 - right.mean), 0))
+    return Spread(mean=score.mean, std=std, n=run.evaluation_data.pooled)
 
 
 def _places(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from protofleet.durable import lock
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.evaluation_data import evaluation_data
 from protofleet.experiments.local import run_local
 from protofleet.experiments.memory import measure_memory
 from protofleet.experiments.mqtt import run_mqtt
@@ -111,7 +112,7 @@ def run_experiment(
                     stopped.append(f"seed {seed}, {job.method.label}: {error}")
                     console.print(f"{stopped[-1]}; the others go on", style="yellow", markup=False)
                     continue
-                results.append(_with_memory(job, result, options) if options.memory else result)
+                results.append(_completed(job, result, options))
     if stopped:
         raise ProtofleetError(
             f"{len(stopped)} of {len(stopped) + len(results)} runs stopped, the first with "
@@ -227,15 +228,21 @@ def run_job(job: Job, engine: Engine, run: RunJob, console: Console) -> MethodRe
         return run(job, shown.round)
 
 
-def _with_memory(job: Job, result: MethodResult, options: RunOptions) -> MethodResult:
-    """The result with what a device needs, measured unless it was before."""
-    if result.peak_bytes is not None:
+def _completed(job: Job, result: MethodResult, options: RunOptions) -> MethodResult:
+    """The result with what training does not tell, looked up unless it was before."""
+    found: dict[str, Any] = {}
+    if not result.settings:
+        found["settings"] = msgspec.to_builtins(job.plan().strategy.settings)
+    if result.evaluation_data is None:
+        found["evaluation_data"] = evaluation_data(job.data)
+    if options.memory and result.peak_bytes is None:
+        with processes(options.workers or os.cpu_count() or 1) as opened:
+            found["peak_bytes"] = measure_memory(job, opened)
+    if not found:
         return result
-    with processes(options.workers or os.cpu_count() or 1) as opened:
-        peak = measure_memory(job, opened)
-    measured = msgspec.structs.replace(result, peak_bytes=peak)
-    save_result(job.folder, measured)
-    return measured
+    completed = msgspec.structs.replace(result, **found)
+    save_result(job.folder, completed)
+    return completed
 
 
 def _put_aside(folder: Path) -> None:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
-from protofleet.federation.records import RoundRecord, Scores, save_record
+from protofleet.federation.records import Metrics, RoundRecord, Scores, save_record
 
 Engine = Literal["local", "mqtt", "ray"]
 _FILE = "result.json"
 _MARKER = "identity"
+
+
+class EvaluationData(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scores of a seed rest on, whatever the method.
+
+    Attributes:
+        pooled: test examples of all clients together, for the generalisation and global scores.
+        most_frequent: over the clients, scores on the own test part of always naming the class that
+            is most frequent in the own training part; of two, the first.
+    """
+
+    pooled: int
+    most_frequent: Metrics
 
 
 class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +44,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         parameters: number of trained values of the model.
         peak_bytes: largest resident memory of a device's process (``memory.measure_memory``);
             None: not measured.
+        settings: of its strategy, defaults included; empty: not told.
+        evaluation_data: of its seed; None: not told.
         environment: versions and machine.
     """
 
@@ -47,6 +62,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     clients: int = 0
     parameters: int = 0
     peak_bytes: int | None = None
+    settings: dict[str, Any] = {}
+    evaluation_data: EvaluationData | None = None
     environment: dict[str, str] = {}
     digest: str = ""
 

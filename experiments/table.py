@@ -174,7 +174,12 @@ def score_of(
             f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "
             f"{section} scores; remove its folder to run it again"
         )
-    return Spread(mean=100 * found.mean, std=100 * found.std, n=found.n)
+    return percent(found)
+
+
+def percent(share: Spread) -> Spread:
+    """A share in per cent."""
+    return Spread(mean=100 * share.mean, std=100 * share.std, n=share.n)
 
 
 def quoted_scores(run: MethodResult, select: Select) -> Scores:

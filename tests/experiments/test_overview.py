@@ -8,9 +8,16 @@ import pytest
 from protofleet.cli.main import main
 from protofleet.experiments import _overview_figure, _overview_text
 from protofleet.experiments.config import Experiment, digest, expanded, load_experiment
-from protofleet.experiments.decisions import Situation, advise, groups
-from protofleet.experiments.overview import Overview, as_good, data_set, overview, ranked
-from protofleet.experiments.store import MethodResult, run_folder, save_result
+from protofleet.experiments.decisions import Situation, advise, groups, left_out
+from protofleet.experiments.overview import (
+    MOST_FREQUENT,
+    Overview,
+    as_good,
+    data_set,
+    overview,
+    ranked,
+)
+from protofleet.experiments.store import EvaluationData, MethodResult, run_folder, save_result
 from protofleet.federation.records import ClientCosts, RoundRecord, Scores, Spread
 
 _METHODS = [
@@ -50,7 +57,13 @@ def scores(own, server=None, std=0.1):
     return msgspec.convert(found, Scores)
 
 
-def a_run(experiment, label, own, *, seed=1, size=100, fit=None, train_s=0.5, peak=None):
+def rests_on(pooled, frequent):
+    """Test examples of all, and what always naming the most frequent class scores."""
+    most_frequent = {"accuracy": Spread(mean=frequent, std=0.1, n=9)}
+    return EvaluationData(pooled=pooled, most_frequent=most_frequent)
+
+
+def a_run(experiment, label, own, *, seed=1, size=100, fit=None, train_s=0.5, peak=None, **more):
     """A round for each of ``own``; two clients that move ``size`` bytes each in a round."""
     method = next(one for one in experiment.methods if one.label == label)
     rounds = [(score, False) for score in own] + ([(fit, True)] if fit is not None else [])
@@ -79,6 +92,7 @@ def a_run(experiment, label, own, *, seed=1, size=100, fit=None, train_s=0.5, pe
         clients=2,
         peak_bytes=peak,
         digest=digest(experiment, method),
+        **more,
     )
 
 
@@ -175,7 +189,7 @@ def test_fedavg_on_a_model_of_its_own_sets_no_measure():
     assert entry_of(table, "FedAvg, small").own_model
     assert [one.label for one in table.entries if one.alone] == []
     advice = advise(Situation(wish="free"), [table])
-    assert {one.label: one.own_model for one in advice.candidates} == {
+    assert {one.label: one.entries[0].own_model for one in advice.candidates} == {
         "FedAvg": False, "FedAvg, small": True,
     }  # fmt: skip
     text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
@@ -323,6 +337,128 @@ def test_advised_is_what_ran_on_every_data_set_and_unknown_noise_is_no_praise():
     assert [(one.label, one.good_on) for one in advice.candidates] == [("Dear", 1), ("FedAvg", 0)]
 
 
+def test_the_best_on_a_data_set_counts_even_where_it_lacks_another():
+    """Dear is 30 points ahead on one data set and not run on the other."""
+    first, second = an_experiment("One"), an_experiment("Two")
+    both = [
+        found(first, a_run(first, "FedAvg", [0.6] * 4), a_run(first, "Dear", [0.9] * 4)),
+        found(second, a_run(second, "FedAvg", [0.6] * 4)),
+    ]
+    (only,) = advise(Situation(wish="free"), both).candidates
+    assert (only.label, only.good_on, only.behind) == ("FedAvg", 1, pytest.approx(15))
+    assert left_out(both) == {"Dear": ["Two"]}
+    text = _overview_text.page(Overview(data_sets=tuple(both), missing=(), runs={}), "x", None)
+    assert "| Left out | Dear (not finished on Two) |" in text
+    absent = msgspec.structs.replace(both[1], missing=())
+    text = _overview_text.page(
+        Overview(data_sets=(both[0], absent), missing=(), runs={}), "x", None
+    )
+    assert "| Left out | Dear (no row on Two, see its note) |" in text
+
+
+def test_where_nothing_is_as_good_as_the_best_one_method_is_named():
+    """The best on each data set was not run on the other."""
+    first, second = an_experiment("One"), an_experiment("Two")
+    weak = {"FedAvg": 0.5, "Alone": 0.4}
+    both = [
+        found(one, *(a_run(one, label, [own] * 4) for label, own in (weak | {best: 0.9}).items()))
+        for one, best in ((first, "Dear"), (second, "Cheap"))
+    ]
+    advice = advise(Situation(wish="free"), both)
+    assert [(one.label, one.good_on) for one in advice.equals] == [("FedAvg", 0)]
+
+
+def test_the_servers_model_has_the_interval_of_its_accuracy_over_the_pooled_examples():
+    """0.5 and 0.45 right of 400 have 95 % intervals of 4.9 points each: together 6.9."""
+    experiment = an_experiment()
+
+    def table(pooled):
+        evaluation = rests_on(pooled, 0.3)
+        runs = [("FedAvg", 0.6), ("Dear", 0.55)]
+        return found(
+            experiment,
+            *(a_run(experiment, n, [own] * 4, evaluation_data=evaluation) for n, own in runs),
+        )
+
+    place = entry_of(table(400), "FedAvg").places["rounds"]["global"]
+    assert (place.by_seed[1].std, place.by_seed[1].n) == (pytest.approx(50), 400)
+    good = [entry_of(table(n), "Dear").places["rounds"]["global"].as_good for n in (400, 1000)]
+    assert good == [True, False]
+    assert table(400).pooled == (400,)
+
+
+def test_the_most_frequent_class_stands_beside_the_methods_and_is_never_advised():
+    experiment = an_experiment()
+    evaluation = rests_on(100, 0.75)
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8], evaluation_data=evaluation),
+        a_run(experiment, "Dear", [0.1] * 4, evaluation_data=evaluation),
+    )
+    floor = entry_of(table, MOST_FREQUENT)
+    place = floor.places["rounds"]["personalisation"]
+    assert (place.mean, place.behind, place.as_good) == (75, pytest.approx(5), True)
+    assert MOST_FREQUENT not in {c.label for c in advise(Situation(wish="x"), [table]).candidates}
+    assert left_out([table]) == {}
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert f"| {MOST_FREQUENT} | **75.0** | - | - |" in text
+    assert f"| {MOST_FREQUENT} | **5.0** | 5.0 |" in text
+
+
+def test_methods_with_other_optimisers_or_more_steps_are_marked_and_their_settings_listed():
+    sgd, adam = {"kind": "sgd", "lr": 0.1}, {"kind": "adam", "lr": 0.01}
+    own = {"optimiser": adam}
+    methods = [
+        {"label": "FedAvg", "strategy": "fedavg"},
+        {"label": "Adam", "strategy": "fedavg", "settings": own},
+        {"label": "Long", "strategy": "fedavg", "settings": {"epochs": 4}},
+        {"label": "Head", "strategy": "fedrep"},
+    ]
+    experiment = msgspec.structs.replace(
+        an_experiment(methods=methods),
+        note="One\nnote.",
+        training={"epochs": 2, "optimiser": sgd},
+    )
+    shared = {"epochs": 2, "optimiser": sgd | {"momentum": 0.0}}
+    heads = {"head_epochs": 1, "head_optimiser": adam}
+    chosen = {"FedAvg": {}, "Adam": own, "Long": {"epochs": 4}, "Head": heads}
+    table = found(
+        experiment,
+        *(a_run(experiment, n, [0.5] * 4, settings=shared | one) for n, one in chosen.items()),
+    )
+    marks = {one.label: (one.other_optimiser, one.more_steps) for one in table.entries}
+    assert marks == {
+        "FedAvg": (False, False), "Adam": (True, False), "Long": (False, True),
+        "Head": (True, True),
+    }  # fmt: skip
+    lines = _overview_text.page(
+        Overview(data_sets=(table,), missing=(), runs={}), "x", None
+    ).splitlines()
+    assert "One note." in lines
+    assert 'All methods: `epochs = 2, optimiser = {kind = "sgd", lr = 0.1}`.' in lines
+    assert '| Head | `head_optimiser = {kind = "adam", lr = 0.01}` |' in lines
+    assert "| Long | `epochs = 4` |" in lines
+    assert any(line.startswith("| Head§¶ | ") for line in lines)
+
+
+def test_a_method_with_a_final_fit_is_marked_where_it_is_advised():
+    experiment = an_experiment()
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.1] * 4),
+        a_run(experiment, "Fitted", [0.5] * 4, fit=0.9),
+    )
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert "**Fitted‡** (0.0; 1 of 1)" in text
+
+
+def test_names_in_a_column_never_overlap_and_stay_in_it_while_there_is_room():
+    assert _overview_figure.apart([0.9, 0.5], [0.1, 0.1]) == pytest.approx([0.9, 0.5])
+    assert _overview_figure.apart([0.5, 0.5], [0.1, 0.2]) == pytest.approx([0.5, 0.35])
+    assert _overview_figure.apart([0.01, 0.0], [0.1, 0.1]) == pytest.approx([0.15, 0.05])
+    assert _overview_figure.apart([1.0, 1.0], [0.5, 0.6]) == pytest.approx([0.75, 0.2])
+
+
 def test_points_that_are_beaten_for_less_are_not_on_the_front():
     ends = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (3.0, 60.0), "d": (3.0, 55.0)}
     assert _overview_figure.pareto(ends) == ["a", "c"]
@@ -353,12 +489,13 @@ def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(sto
     )
     lines = page.splitlines()
     assert "Not yet run: `two`." in lines
-    assert "| [One](#one) | iid | 2 | `mlp` | accuracy | 4 | 0.0004 | 1 of 3 |" in lines
-    (dear,) = [line for line in lines if line.startswith("| Dear | **90.0**")]
-    assert dear == (
-        "| Dear | **90.0** | - | **80.0** | **70.0** | - | 60.0 | 2 | 0.00015 | 1.50 | 1.00 | "
-        "0.0015 | - | - |"
-    )
+    assert "| [One](#one) | iid | 2 | `mlp` | accuracy | - | 4 | 0.0004 | 1 of 3 |" in lines
+    dear = [line for line in lines if line.startswith("| Dear | ")]
+    assert dear[-3:] == [
+        "| Dear | **90.0** | - | **80.0** |",
+        "| Dear | **70.0** | - | 60.0 | 2 |",
+        "| Dear | 0.00015 | 1.50 | 1.00 | 0.0015 | - | - |",
+    ]
     (slow,) = [line for line in lines if line.startswith("| A slow or dear link")]
     assert slow.endswith("| **Alone** (0.0; 1 of 1) |")
     narrow, wide = (_overview_text.page(stored, "x", None, columns=n) for n in (80, 140))

@@ -16,7 +16,7 @@ from protofleet.experiments import local, runner
 from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
-from protofleet.experiments.store import load_results, load_run, run_folder
+from protofleet.experiments.store import load_results, load_run, run_folder, save_result
 
 _MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
 _CODEC = {"up": "topk", "down": "int4"}
@@ -173,6 +173,18 @@ def test_two_runs_do_not_share_a_folder(run, tmp_path):
     folder.mkdir()
     with lock(folder / "lock", taken="mine"), pytest.raises(UnavailableError, match="another run"):
         run(experiment())
+
+
+def test_a_finished_run_is_told_what_it_rests_on_without_training_again(run, tmp_path):
+    chosen = experiment(score={"pooled_limit": 50}, rounds=1)
+    (first,) = run(chosen)
+    assert first.evaluation_data.pooled == 50
+    assert first.settings["epochs"] == 1
+    assert first.settings["batch_size"]  # a default
+    folder = run_folder(tmp_path / "runs", chosen.methods[0], 1)
+    save_result(folder, msgspec.structs.replace(first, evaluation_data=None, settings={}))
+    (second,) = run(chosen)
+    assert second == first == load_run(folder)
 
 
 @pytest.mark.slow
