@@ -18,6 +18,7 @@ _UNLIMITED = 10_000
 _NOTHING = "-"
 _RAW = "raw / raw"
 _CLIENTS = "†"
+_WALL = "s per\nround"
 _SELECTS = {"best": "best round", "last": "last round"}
 _OTHERS = {"best": "last round", "last": "best round"}
 _SPREADS = {"std": "mean ± std", "ci95": "mean ± half the clients' 95 % interval"}
@@ -84,14 +85,14 @@ def markdown(table: Table) -> str:
 
 
 def costs_markdown(table: Table) -> str:
-    """The costs alone, as ``markdown``."""
-    columns = _costs(table)
+    """The costs that other processes do not change, as ``markdown``."""
+    columns = [column for column in _costs(table) if column[0] != _WALL]
     head = ["method", *(" ".join(title.split("\n")) for title, _ in columns)]
     lines = [
         [row.label, *(cells[number] for _, cells in columns)]
         for number, row in enumerate(table.rows)
     ]
-    return _page(table, head, lines, _footnotes(table))
+    return _page(table, head, lines, [*_run_notes(table), *_cost_notes(table)])
 
 
 def _page(
@@ -111,9 +112,18 @@ def _caption(table: Table) -> str:
 
 
 def _footnotes(table: Table) -> list[str]:
-    found = [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
+    found = _run_notes(table)
     if any(_CLIENTS in _ours(table, row, s) for row in table.rows for s in row.cells):
         found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
+    return [*found, *_cost_notes(table), *filter(None, [table.note])]
+
+
+def _run_notes(table: Table) -> list[str]:
+    return [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
+
+
+def _cost_notes(table: Table) -> list[str]:
+    found = []
     counted = " or ".join(dict.fromkeys(_ENGINES[engine] for engine in table.engines))
     if counted:
         found.append(f"MB: per client and round, {counted}; s: median")
@@ -125,7 +135,7 @@ def _footnotes(table: Table) -> list[str]:
         for row in table.rows
         if row.beside in labels
     ]
-    return [*found, *filter(None, [table.note])]
+    return found
 
 
 def _shared_notes(table: Table) -> dict[str, str]:
@@ -235,7 +245,7 @@ def _costs(table: Table) -> _Columns:
     if table.score.target is not None:
         title = f"rounds to\n{100 * table.score.target:g} %"
         columns[title] = lambda row: _number(row.rounds_to_target, "g")
-    columns["s per\nround"] = lambda row: _number(row.seconds_per_round, ".2f")
+    columns[_WALL] = lambda row: _number(row.seconds_per_round, ".2f")
     if any(row.train_ms is not None for row in table.rows):
         columns["train\nms"] = lambda row: _number(row.train_ms, ".1f")
     if any(row.train_ratio is not None for row in table.rows):
