@@ -12,16 +12,19 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from protofleet import __version__
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.coordinator.events import (
@@ -76,7 +79,8 @@ _WISHES = (
 
 _INTRODUCTION = """# Methods on architectures
 
-Written by `protofleet bench methods --out docs/methods.md`.
+Written by `protofleet bench methods --json methods.jsonl --out docs/methods.md`, which goes on from
+the cells in `methods.jsonl`.
 
 Each cell is a federation over a real broker: two devices, one with ONNX Runtime and one with
 LiteRT, two rounds, one bundle of the architecture as its author wrote it. *runs*: both updates
@@ -97,6 +101,8 @@ class Cell:
         outcome: ``refused``: before any device took part, with what to do in ``note``.
         note: of the refusal or the failure.
         seconds: that the federation took.
+        version: of Protofleet that it ran with.
+        day: when it ended, UTC, as 2026-01-31.
     """
 
     architecture: str
@@ -104,6 +110,56 @@ class Cell:
     outcome: Outcome
     note: str = ""
     seconds: float = 0.0
+    version: str = __version__
+    day: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
+
+
+Pair = tuple[str, str]
+"""Architecture and method."""
+
+
+class CellStore:
+    """Cells in a file, a JSON object a line, each written as it comes.
+
+    Args:
+        path: the file, which may be still to be made; None: the cells are kept in memory alone. A
+            line that an interruption has cut off at its end is removed.
+
+    Attributes:
+        cells: by pair; of several lines of a pair the last.
+
+    Raises:
+        InputError: a line is no cell.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        found = [] if path is None or not path.exists() else _whole_lines(path)
+        self.cells: dict[Pair, Cell] = {(one.architecture, one.strategy): one for one in found}
+
+    def add(self, cell: Cell) -> None:
+        """Keep a cell, in the file too."""
+        self.cells[cell.architecture, cell.strategy] = cell
+        if self._path is not None:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(cell) + b"\n")
+
+    def settled(self) -> set[Pair]:
+        """The pairs that need no other run: all but those that failed."""
+        return {pair for pair, cell in self.cells.items() if cell.outcome != "failed"}
+
+
+def _whole_lines(path: Path) -> list[Cell]:
+    """A file's cells; what follows the last newline is cut off, so that the next line is whole."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        found = [msgspec.json.decode(line, type=Cell) for line in whole.splitlines()]
+    except msgspec.DecodeError as error:
+        raise InputError(f"'{path}': expected a cell on every line: {error}") from error
+    if whole != data:
+        path.write_bytes(whole)
+    return found
 
 
 def run_architecture(
@@ -268,25 +324,41 @@ def architectures(only: Sequence[str] = ()) -> tuple[SweepCase, ...]:
     return tuple(chosen.values())
 
 
-def run(cases: Sequence[SweepCase], strategies: Sequence[str]) -> Iterator[Cell]:
-    """Every pair, over a broker that is started for it.
+def run(
+    cases: Sequence[SweepCase], strategies: Sequence[str], settled: Collection[Pair] = ()
+) -> Iterator[Cell]:
+    """Every pair but the settled ones, over a broker that is started for it.
 
     Raises:
         UnavailableError: there is no broker on this machine.
     """
     with tempfile.TemporaryDirectory() as name, local_broker() as url:
         for number, case in enumerate(cases):
+            wanted = [one for one in strategies if (case.name, one) not in settled]
+            if not wanted:
+                continue
             folder = Path(name) / str(number)
             folder.mkdir()
-            yield from run_architecture(case, strategies, url, folder)
+            yield from run_architecture(case, wanted, url, folder)
             shutil.rmtree(folder)
 
 
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells of the sweep's architectures, in its order; those of others are left out."""
+    places = {case.name: number for number, case in enumerate(architectures())}
+    known = (cell for cell in cells if cell.architecture in places)
+    return sorted(known, key=lambda cell: places[cell.architecture])
+
+
 def page(cells: Sequence[Cell]) -> str:
-    """A page of the documentation: what was done, and the table."""
+    """A page of the documentation: what was done, when and with which version, and the table."""
     counts = Counter(cell.outcome for cell in cells)
     told = ", ".join(f"{counts[one]} {one}" for one in get_args(Outcome) if counts[one])
-    return f"{_INTRODUCTION}\n{told}.\n\n{table(cells)}"
+    versions = ", ".join(sorted({cell.version for cell in cells}))
+    days = sorted({cell.day for cell in cells})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    measured = f"Measured with version {versions}, {when}; an empty cell is not measured."
+    return f"{_INTRODUCTION}\n{told}. {measured}\n\n{table(cells)}"
 
 
 def table(cells: Sequence[Cell]) -> str:

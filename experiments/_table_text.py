@@ -18,6 +18,7 @@ _UNLIMITED = 10_000
 _NOTHING = "-"
 _RAW = "raw / raw"
 _CLIENTS = "†"
+_WALL = "s per\nround"
 _SELECTS = {"best": "best round", "last": "last round"}
 _OTHERS = {"best": "last round", "last": "best round"}
 _SPREADS = {"std": "mean ± std", "ci95": "mean ± half the clients' 95 % interval"}
@@ -26,6 +27,9 @@ _ENGINES = {
     "mqtt": "counted at the devices' sockets",
     "ray": "the sizes of the blobs",
 }
+_TRAIN = (
+    "train ms: processor time of a client's training in a round, the mean over all but the first"
+)
 _HEADS = ("ours", "paper", "diff.")
 _SHORT: dict[Section, str] = {
     "personalisation": "pers.",
@@ -71,15 +75,34 @@ def markdown(table: Table) -> str:
         head += [f"{section}, {name}" for name in (_HEADS if compared[section] else _HEADS[:1])]
     columns = [*_others(table), *_costs(table), *_codecs(table)]
     head += [" ".join(title.split("\n")) for title, _ in columns]
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    lines = []
     for number, row in enumerate(table.rows):
-        line = [row.label.replace("|", "\\|")]
+        line = [row.label]
         for section in sections:
             line += _parts(table, row, section)[: 3 if compared[section] else 1]
         lines.append(line + [cells[number] for _, cells in columns])
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "\n".join(f"- {line}" for line in [_caption(table), *_footnotes(table)])
-    return f"**{table.title}** ({table.source})\n\n{body}\n\n{notes}"
+    return _page(table, head, lines, [_caption(table), *_footnotes(table)])
+
+
+def costs_markdown(table: Table) -> str:
+    """The costs that other processes do not change, as ``markdown``."""
+    columns = [column for column in _costs(table) if column[0] != _WALL]
+    head = ["method", *(" ".join(title.split("\n")) for title, _ in columns)]
+    lines = [
+        [row.label, *(cells[number] for _, cells in columns)]
+        for number, row in enumerate(table.rows)
+    ]
+    return _page(table, head, lines, [*_run_notes(table), *_cost_notes(table)])
+
+
+def _page(
+    table: Table, head: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str]
+) -> str:
+    rule = ["---"] + ["---:"] * (len(head) - 1)
+    rows = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+    below = "\n".join(f"- {note}" for note in notes)
+    return f"**{table.title}** ({table.source})\n\n{body}\n\n{below}"
 
 
 def _caption(table: Table) -> str:
@@ -89,13 +112,30 @@ def _caption(table: Table) -> str:
 
 
 def _footnotes(table: Table) -> list[str]:
-    found = [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
+    found = _run_notes(table)
     if any(_CLIENTS in _ours(table, row, s) for row in table.rows for s in row.cells):
         found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
+    return [*found, *_cost_notes(table), *filter(None, [table.note])]
+
+
+def _run_notes(table: Table) -> list[str]:
+    return [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
+
+
+def _cost_notes(table: Table) -> list[str]:
+    found = []
     counted = " or ".join(dict.fromkeys(_ENGINES[engine] for engine in table.engines))
     if counted:
         found.append(f"MB: per client and round, {counted}; s: median")
-    return [*found, *filter(None, [table.note])]
+    if any(row.train_ms is not None for row in table.rows):
+        found.append(_TRAIN)
+    labels = {row.label for row in table.rows}
+    found += [
+        f"{row.label}: costs times those of {row.beside}"
+        for row in table.rows
+        if row.beside in labels
+    ]
+    return found
 
 
 def _shared_notes(table: Table) -> dict[str, str]:
@@ -205,9 +245,11 @@ def _costs(table: Table) -> _Columns:
     if table.score.target is not None:
         title = f"rounds to\n{100 * table.score.target:g} %"
         columns[title] = lambda row: _number(row.rounds_to_target, "g")
-    columns["s per\nround"] = lambda row: _number(row.seconds_per_round, ".2f")
-    if any(row.seconds_ratio is not None for row in table.rows):
-        columns["times\nFedAvg"] = lambda row: _number(row.seconds_ratio, ".2f")
+    columns[_WALL] = lambda row: _number(row.seconds_per_round, ".2f")
+    if any(row.train_ms is not None for row in table.rows):
+        columns["train\nms"] = lambda row: _number(row.train_ms, ".1f")
+    if any(row.train_ratio is not None for row in table.rows):
+        columns["train times\nFedAvg"] = lambda row: _number(row.train_ratio, ".2f")
     columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
     columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
     if not _coded(table) and any(row.bytes_ratio is not None for row in table.rows):

@@ -181,6 +181,8 @@ class Method(_Settings, frozen=True, kw_only=True):
         schedule: when the server's state moves on; of a buffered one, or late updates, the engine
             ``mqtt`` alone knows who is when ready.
         hostile: clients that lie; for the engines without a broker.
+        beside: label of the row by whose costs this one's are divided, of FedAvg on a model of this
+            method; absent: the first of FedAvg.
         paper: section → what the paper prints for this row.
     """
 
@@ -196,6 +198,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     privacy: PrivacySettings = PrivacySettings()
     schedule: ScheduleSettings = ScheduleSettings()
     hostile: Hostile | None = None
+    beside: str | None = None
     paper: dict[Section, Printed] = {}
 
 
@@ -331,6 +334,18 @@ def _check_differ(field: str, what: str, values: Sequence[Any]) -> None:
             raise ValueError(f"`{field}`: expected {what} that differ, got {value!r} twice")
 
 
+def _with_known_labels(experiment: Experiment) -> Experiment:
+    """The same; not for parts of a file, in which the other method may be missing."""
+    labels = {method.label for method in experiment.methods}
+    for method in experiment.methods:
+        if method.beside is not None and method.beside not in labels:
+            raise ValueError(
+                f"`methods.beside` of '{method.label}': expected the label of a method, got "
+                f"{method.beside!r}"
+            )
+    return experiment
+
+
 def _check_cohort(cohort: Amount) -> None:
     if not (0 < cohort <= 1 if isinstance(cohort, float) else cohort >= 1):
         raise ValueError(
@@ -379,6 +394,7 @@ def digest(experiment: Experiment, method: Method) -> str:
         del values["methods"][0]["privacy"]
     if method.hostile is None:
         del values["methods"][0]["hostile"]
+    del values["methods"][0]["beside"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 
@@ -386,11 +402,12 @@ def load_experiment(path: Path) -> Experiment:
     """Read an experiment's file.
 
     Raises:
-        InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
+        InputError: not readable, not TOML, an unknown key, a value of the wrong kind, or a method
+            beside one that there is not.
     """
     try:
         values = msgspec.toml.decode(path.read_bytes())
-        return msgspec.convert(values, Experiment)
+        return _with_known_labels(msgspec.convert(values, Experiment))
     except OSError as error:
         raise InputError(
             f"experiment '{path}': {error.strerror}; see `protofleet experiment list`"

@@ -397,7 +397,7 @@ def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:
         return None
     return ClientCosts(
         train_s=round(fmean(one.train_s for one in of_clients), 6),
-        kept_bytes=round(fmean(one.kept_bytes for one in of_clients), 1),
+        kept_bytes=round(fmean(one.kept_bytes or 0.0 for one in of_clients), 1),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import msgspec
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
-from protofleet.federation.records import RoundRecord, RunRecord, load_record
+from protofleet.federation.records import ClientCosts, RoundRecord, RunRecord, load_record
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
@@ -54,10 +56,29 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         file.write_bytes(to_toml(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
         rehearse(file, fleet, run_dir, _on_rounds(watch), env=_COMPILED)
-    rounds = load_record(run_dir / "result.json", RunRecord).rounds
+    spent = _training(run_dir)
+    rounds = tuple(
+        msgspec.structs.replace(one, costs=spent.get(one.round_id))
+        for one in load_record(run_dir / "result.json", RunRecord).rounds
+    )
     result = job.result(plan, "mqtt", rounds, finished=True)
     save_result(job.folder, result)
     return result
+
+
+def _training(run_dir: Path) -> dict[int, ClientCosts]:
+    """What the updates that count in a round tell of their devices' training, by the round.
+
+    An update is complete before it is encoded: what it tells of that is of the round before.
+    """
+    ledger = run_dir / "ledger.sqlite"
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
+        rows = db.execute(
+            "SELECT counted_in, avg(coalesce(json_extract(record, '$.costs.cpu_s.train'), 0)"
+            " + coalesce(json_extract(record, '$.costs.cpu_s.encode'), 0)) FROM members"
+            " WHERE counted_in IS NOT NULL GROUP BY counted_in"
+        )
+        return {number: ClientCosts(train_s=round(seconds, 6)) for number, seconds in rows}
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from protofleet.experiments.comparisons import (
 from protofleet.experiments.config import Experiment, Method, Section
 from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
-from protofleet.experiments.table import LOSS, percent, score_of, trained
+from protofleet.experiments.table import LOSS, percent, score_of, train_seconds, trained
 from protofleet.federation.records import Spread
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.scores import MetricName
@@ -76,7 +76,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         mb: up and down in a round, 10^6 bytes.
-        train_ms: processor time of a round's training, after the first round.
+        train_ms: processor time of a round's training (``table.train_seconds``).
         kept_mb: between rounds, 10^6 bytes.
         peak_mb: largest resident memory, 10^6 bytes.
     """
@@ -481,13 +481,13 @@ def _is_before_fit(run: MethodResult, rounds: int) -> bool:
 def _costs(runs: Sequence[MethodResult]) -> Costs:
     rounds = [one for run in runs for one in trained(run)]
     takers = sum(one.participants for one in rounds)
-    # The first round opens programs and compiles kernels.
-    later = [one.costs for one in rounds if one.costs and one.round_id > 1]
-    kept = [one.costs.kept_bytes for run in runs for one in trained(run)[-1:] if one.costs]
+    train_s = train_seconds(runs)
+    last = [one.costs for run in runs for one in trained(run)[-1:] if one.costs]
+    kept = [one.kept_bytes for one in last if one.kept_bytes is not None]
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
     return Costs(
         mb=sum(one.bytes_up + one.bytes_down for one in rounds) / takers / 1e6 if takers else None,
-        train_ms=1e3 * statistics.fmean(one.train_s for one in later) if later else None,
+        train_ms=None if train_s is None else 1e3 * train_s,
         kept_mb=statistics.fmean(kept) / 1e6 if kept else None,
         peak_mb=statistics.fmean(peaks) / 1e6 if peaks else None,
     )

@@ -71,11 +71,13 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
         cells: section → score.
         rounds_to_target: median over the seeds; None: not asked for, or never reached.
         seconds_per_round: median over all rounds.
-        seconds_ratio: times those of FedAvg's row.
+        train_ms: processor time of a client's training in a round (``train_seconds``).
+        train_ratio: times that of FedAvg's row.
         mb_up, mb_down: per client and round, 10^6 bytes.
         codec: of updates and of payloads, e.g. ``topk 0.1 / int4``.
         bytes_ratio, up_ratio, down_ratio: of both together, up and down, times those of FedAvg's
             first row with raw tensors.
+        beside: label of the row that all these ratios are to, in the place of FedAvg's first.
         seeds_done, seeds_asked: finished runs, and how many there should be.
         notes: what is unusual about its runs.
     """
@@ -85,13 +87,15 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
     cells: dict[Section, SectionScore]
     rounds_to_target: float | None = None
     seconds_per_round: float | None = None
-    seconds_ratio: float | None = None
+    train_ms: float | None = None
+    train_ratio: float | None = None
     mb_up: float | None = None
     mb_down: float | None = None
     codec: str = "raw / raw"
     bytes_ratio: float | None = None
     up_ratio: float | None = None
     down_ratio: float | None = None
+    beside: str | None = None
     seeds_done: int
     seeds_asked: int
     notes: tuple[str, ...] = ()
@@ -123,14 +127,22 @@ def tabulate(experiment: Experiment, results: Sequence[MethodResult]) -> Table:
     ]
     timed = next((row for row, _ in baselines), None)
     raw = next((row for row, method in baselines if experiment.codec_of(method).is_raw), None)
-    twins = _twins(experiment, rows)
+    twins, named = _twins(experiment, rows), {row.label: row for row in rows}
     return Table(
         title=experiment.title,
         source=f"{experiment.paper}, {experiment.table}",
         note=" ".join(experiment.note.split()),
         score=experiment.score,
         engines=tuple(sorted({result.engine for result in results})),
-        rows=tuple(_compared(row, timed, raw, twins.get(row.label)) for row in rows),
+        rows=tuple(
+            _compared(
+                row,
+                timed if row.beside is None else named.get(row.beside),
+                raw if row.beside is None else named.get(row.beside),
+                twins.get(row.label),
+            )
+            for row in rows
+        ),
     )
 
 
@@ -151,6 +163,16 @@ def quoted(runs: Sequence[MethodResult]) -> list[MethodResult]:
 def trained(run: MethodResult) -> list[RoundRecord]:
     """A run's rounds without the final fit."""
     return [one for one in run.rounds if not one.final]
+
+
+def train_seconds(runs: Iterable[MethodResult]) -> float | None:
+    """Processor time of a client's training in a round, the mean over all rounds but the first.
+
+    That one opens programs and compiles kernels. None: nobody told of it.
+    """
+    rounds = [one for run in runs for one in trained(run) if one.round_id > 1]
+    told = [one.costs.train_s for one in rounds if one.costs is not None]
+    return statistics.fmean(told) if told else None
 
 
 def score_of(
@@ -198,6 +220,7 @@ def quoted_scores(run: MethodResult, select: Select) -> Scores:
 def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> MethodRow:
     used = quoted(runs)
     rounds = [one for run in used for one in trained(run)]
+    train_s = train_seconds(used)
     return MethodRow(
         label=method.label,
         strategy=method.strategy,
@@ -207,9 +230,11 @@ def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -
         },
         rounds_to_target=_rounds_to_target(used, experiment.score),
         seconds_per_round=statistics.median(one.seconds for one in rounds) if rounds else None,
+        train_ms=None if train_s is None else 1e3 * train_s,
         mb_up=_mb_per_client(rounds, [one.bytes_up for one in rounds]),
         mb_down=_mb_per_client(rounds, [one.bytes_down for one in rounds]),
         codec=experiment.codec_of(method).text,
+        beside=method.beside,
         seeds_done=sum(run.finished for run in runs),
         seeds_asked=len(experiment.seeds),
         notes=tuple(_notes(runs, experiment.rounds_of(method))),
@@ -306,7 +331,7 @@ def _twins(experiment: Experiment, rows: Sequence[MethodRow]) -> dict[str, Metho
 def _without_codec(experiment: Experiment, method: Method) -> bytes:
     rounds, model = experiment.rounds_of(method), experiment.model_of(method)
     same = msgspec.structs.replace(
-        method, label="", codec=None, paper={}, rounds=rounds, model=model
+        method, label="", codec=None, beside=None, paper={}, rounds=rounds, model=model
     )
     return msgspec.json.encode(same, order="sorted")
 
@@ -322,7 +347,7 @@ def _compared(
     return msgspec.structs.replace(
         row,
         cells=cells,
-        seconds_ratio=_ratio(row.seconds_per_round, timed.seconds_per_round if timed else None),
+        train_ratio=_ratio(row.train_ms, timed.train_ms if timed else None),
         bytes_ratio=_ratio(_bytes(row), _bytes(raw) if raw else None),
         up_ratio=_ratio(row.mb_up, raw.mb_up if raw else None),
         down_ratio=_ratio(row.mb_down, raw.mb_down if raw else None),

@@ -98,11 +98,11 @@ class ClientCosts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         train_s: processor time of training and of encoding the update, without evaluation.
         kept_bytes: what it keeps until its next round: the strategy's state, and what coding the
-            update has left.
+            update has left; None: not told.
     """
 
     train_s: float
-    kept_bytes: float
+    kept_bytes: float | None = None
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
             tensors (``claims.median_norms``).
         figures: what the strategy tells of how it aggregated, by its names
             (``types.ServerState.figures``); what is not finite is left out.
-        costs: of the clients that were asked, where an engine trained them itself; None: not told.
+        costs: of the clients of an experiment; None: not told.
         staleness: by how many rounds the updates were late, on average.
     """
 

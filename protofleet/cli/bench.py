@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._outputs import writable, writable_picture
+from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._width import wrapped
 from protofleet.errors import UnavailableError
@@ -78,23 +79,50 @@ def kernels(
     "--strategy", "strategies", multiple=True, metavar="NAME", help="Such methods; repeat."
 )
 @click.option(
+    "--json",
+    "json_file",
+    type=_FILE,
+    callback=writable,
+    help="Keep cells in FILE as they come, and go on from those in it.",
+)
+@click.option(
     "--out", type=_FILE, callback=writable, help="Also write the table, as Markdown, to FILE."
 )
-def methods(only: tuple[str, ...], strategies: tuple[str, ...], out: Path | None) -> None:
-    """Every method on every architecture: a federation of two devices each; an hour."""
+def methods(
+    *,
+    only: tuple[str, ...],
+    strategies: tuple[str, ...],
+    json_file: Path | None,
+    out: Path | None,
+) -> None:
+    """Every method on every architecture: a federation of two devices each; hours.
+
+    With --json an interruption loses nothing: the same command goes on, and takes the
+    federations that failed once more.
+    """
     from protofleet.benchmarks import methods as matrix
     from protofleet.strategies import DESCRIPTIONS, check_known
 
     for name in strategies:
         check_known(name)
-    cells = []
-    for cell in matrix.run(matrix.architectures(only), strategies or tuple(sorted(DESCRIPTIONS))):
-        click.echo(f"{cell.architecture}, {cell.strategy}: {cell.outcome} {cell.note}".rstrip())
-        cells.append(cell)
-        if out is not None:
-            out.write_text(matrix.page(cells), encoding="utf-8")
-    if failed := [cell for cell in cells if cell.outcome == "failed"]:
-        raise UnavailableError(f"{len(failed)} of {len(cells)} federations failed")
+    store = matrix.CellStore(json_file)
+
+    def write_page() -> None:
+        if out is not None and store.cells:
+            out.write_text(matrix.page(matrix.in_order(store.cells.values())), encoding="utf-8")
+
+    write_page()
+    outcomes = []
+    wanted = strategies or tuple(sorted(DESCRIPTIONS))
+    goes = "starts over" if json_file is None else "goes on"
+    with on_interrupt(f"the same command {goes}"):
+        for cell in matrix.run(matrix.architectures(only), wanted, store.settled()):
+            click.echo(f"{cell.architecture}, {cell.strategy}: {cell.outcome} {cell.note}".rstrip())
+            store.add(cell)
+            outcomes.append(cell.outcome)
+            write_page()
+    if failed := outcomes.count("failed"):
+        raise UnavailableError(f"{failed} of {len(outcomes)} federations failed")
 
 
 @bench.command("all")

@@ -182,6 +182,7 @@ def run(
 @click.argument("names", metavar="FILE_OR_NAME...", nargs=-1, required=True)
 @_chosen
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--costs", is_flag=True, help="Of one experiment: Markdown of the costs alone.")
 @click.option(
     "--plot",
     type=FILE,
@@ -203,6 +204,7 @@ def table(
     methods: tuple[str, ...],
     json_file: Path | None,
     page: Path | None,
+    costs: bool,
     **shown: Any,
 ) -> None:
     """Print the table of what 'run' has stored so far, without training anything.
@@ -227,6 +229,8 @@ def table(
     if unknown := [label for label in methods if label not in known]:
         raise InputError(f"method '{unknown[0]}': unknown; expected one of {', '.join(known)}")
     if len(together) > 1:
+        if costs:
+            raise click.UsageError("--costs is for one experiment")
         asked = {
             name: _narrowed(one, seeds, labels)
             for name, one in together.items()
@@ -238,7 +242,8 @@ def table(
     if page is not None:
         raise click.UsageError("--page is for several experiments; print one with --markdown")
     (whole,) = together.values()
-    _show_one(given[0], _narrowed(whole, seeds, methods), out, json_file=json_file, **shown)
+    chosen = _narrowed(whole, seeds, methods)
+    _show_one(given[0], chosen, out, json_file=json_file, costs=costs, **shown)
 
 
 def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> None:
@@ -312,13 +317,16 @@ def _conclude(
     json_file: Path | None,
     plot: Path | None,
     as_markdown: bool = False,
+    costs: bool = False,
 ) -> None:
     """Print the table and write what was asked for."""
-    from protofleet.experiments._table_text import markdown, show
+    from protofleet.experiments._table_text import costs_markdown, markdown, show
     from protofleet.experiments.table import tabulate
 
     found = tabulate(asked, results)
-    if as_markdown:
+    if costs:
+        click.echo(costs_markdown(found))
+    elif as_markdown:
         click.echo(markdown(found))
     else:
         show(found, console)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
-from protofleet.benchmarks.methods import Cell, architectures, page, run
+from protofleet.benchmarks.methods import Cell, CellStore, architectures, in_order, page, run
+from protofleet.cli.bench import bench
 from protofleet.errors import InputError
 
 
@@ -37,6 +39,74 @@ def test_the_page_numbers_what_is_said_once():
     assert "1 runs, 2 refused, 1 failed." in text
     assert "| A | runs | refused (1) |\n| B | refused (1) | failed (2) |" in text
     assert text.endswith("1. too small\n2. it fell\n")
+
+
+def test_the_page_says_with_which_versions_and_when_its_cells_were_measured():
+    cells = [
+        Cell(architecture="A", strategy=name, outcome="runs", version=version, day=day)
+        for name, version, day in (
+            ("one", "0.2.0", "2026-11-26"),
+            ("two", "0.1.0", "2026-11-23"),
+            ("three", "0.2.0", "2026-11-24"),
+        )
+    ]
+    told = "Measured with version 0.1.0, 0.2.0, 2026-11-23 to 2026-11-26; an empty cell"
+    assert told in page(cells)
+    assert "with version 0.1.0, 2026-11-23; an" in page(cells[1:2])
+
+
+def _cells(*outcomes):
+    return [Cell(architecture="A", strategy=f"s{n}", outcome=o) for n, o in enumerate(outcomes)]
+
+
+def test_cells_are_kept_as_they_come_and_failed_ones_alone_are_taken_again(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    first, second, third = _cells("runs", "refused", "failed")
+    store = CellStore(path)
+    for cell in (first, second, third):
+        store.add(cell)
+    assert list(CellStore(path).cells.values()) == [first, second, third]
+    assert CellStore(path).settled() == {("A", "s0"), ("A", "s1")}
+    again = Cell(architecture="A", strategy="s2", outcome="runs")
+    CellStore(path).add(again)
+    assert CellStore(path).cells["A", "s2"] == again
+
+
+def test_a_line_that_an_interruption_cut_off_is_measured_again(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    first, second = _cells("runs", "runs")
+    CellStore(path).add(first)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"architecture":"A","stra')
+    store = CellStore(path)
+    assert path.read_bytes() == whole
+    store.add(second)
+    assert list(CellStore(path).cells.values()) == [first, second]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    path.write_text("[1, 2]\n")
+    with pytest.raises(InputError, match="expected a cell on every line"):
+        CellStore(path)
+
+
+def test_rows_stand_in_the_sweeps_order_and_others_are_left_out():
+    cells = [
+        Cell(architecture=name, strategy="fedavg", outcome="runs")
+        for name in ("BERT", "gone", "LSTM classifier")
+    ]
+    assert [one.architecture for one in in_order(cells)] == ["LSTM classifier", "BERT"]
+
+
+@pytest.mark.mosquitto
+def test_what_is_settled_is_not_run_again_and_stands_on_the_page(tmp_path):
+    cells, out = tmp_path / "cells.jsonl", tmp_path / "page.md"
+    CellStore(cells).add(Cell(architecture="1-D CNN", strategy="fedper", outcome="runs"))
+    options = ["--only", "1-D CNN", "--strategy", "fedper", "--json", str(cells), "--out", str(out)]
+    result = CliRunner().invoke(bench, ["methods", *options], catch_exceptions=False)
+    assert (result.exit_code, result.output) == (0, "")
+    assert "| 1-D CNN | runs |" in out.read_text()
 
 
 def test_an_operator_is_no_architecture():

@@ -148,8 +148,29 @@ def test_the_server_of_a_papers_table_shortens_and_disbelieves_nothing(name):
     for method in experiment.methods:
         limits = experiment.aggregation_of(method)
         assert (limits.kind, limits.norm_clip, limits.most_examples) == ("mean", 0, 0)
-        if method.strategy == "apple":
-            assert method.settings["norm_clip"] == 0
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.split("/")[0] in {*PAPERS, CLAIMS}]
+)
+def test_apple_shortens_no_core_model_where_a_papers_figures_stand(name):
+    apples = [method for method in _load(name).methods if method.strategy == "apple"]
+    assert [method.settings["norm_clip"] for method in apples] == [0] * len(apples)
+
+
+@pytest.mark.parametrize("data", ["hhar", "realworld", "combined"])
+def test_every_row_of_fedalis_first_table_has_a_twin_as_the_code(data):
+    """The same method and figures, on the encoder that mixes samples of a batch."""
+    end = ", as the code"
+    methods = {method.label: method for method in _load(f"fedali/table-1-{data}").methods}
+    plain = {label for label in methods if not label.endswith((end, ", single_code"))}
+    assert {label.removesuffix(end) for label in methods if label.endswith(end)} == plain
+    for label in plain:
+        twin, method = methods[label + end], methods[label]
+        assert twin.model.settings["fidelity"] == "code"
+        assert twin.model.settings["light_convolution"] == "published_code"
+        for field in ("strategy", "rounds", "merged"):
+            assert getattr(twin, field) == getattr(method, field)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -283,6 +304,19 @@ def test_the_sweep_over_p_mixes_whole_units_of_resnet18():
         ("cdfl/stanford40-20", "CDFL", "personalisation", 84.48, 3.12),
         ("cdfl/voc2012-30", "FedAvg", "personalisation", 65.91, None),
         ("fedsub/hhar-fusion", "Leadership", "personalisation", 86.0, None),
+        ("fedala/pathological-mnist", "FedAMP", "personalisation", 99.76, None),
+        ("fedala/practical-cifar10", "FedAMP", "personalisation", 88.70, None),
+        ("fedala/practical-cifar100", "Ditto", "personalisation", 52.87, None),
+        ("fedala/practical-agnews", "Ditto", "personalisation", 95.45, None),
+        ("fedala/ala-added-cifar100", "Per-FedAvg + ALA", "personalisation", 48.68, None),
+        ("fedala/ala-added-cifar100", "pFedMe + ALA", "personalisation", 47.91, None),
+        ("fedala/ala-added-cifar100", "FedAMP + ALA", "personalisation", 48.03, None),
+        ("fedhp/mnist-dir-0.3", "FedNH", "personalisation", 96.42, 3.45),
+        ("fedhp/cifar10-iid", "FedNH", "personalisation", 52.17, None),
+        ("fedhp/svhn-dir-1.0", "FedNH", "personalisation", 86.32, None),
+        ("cdfl/stanford40-30", "FedDyn", "personalisation", 83.04, None),
+        ("cdfl/ppmi-10", "FedDyn", "personalisation", 88.75, None),
+        ("cdfl/voc2012-20", "FedDyn", "personalisation", 73.05, None),
     ],
 )
 def test_printed_figures_stand_at_their_rows(name, label, section, mean, std):
@@ -325,6 +359,10 @@ def test_an_experiment_takes_part_of_its_fields_from_defaults(tmp_path):
         (HEAD + "cohorts = 1\n" + METHOD, "cohorts"),
         (HEAD + METHOD + "[methods.paper]\nglobal = {mean = 100.5}\n", "<= 100"),
         (HEAD + METHOD + "[methods.paper]\nown = {mean = 1}\n", "own"),
+        (
+            HEAD + METHOD + 'beside = "b"\n',
+            "`methods.beside` of 'a': expected the label of a method",
+        ),
     ],
 )
 def test_a_wrong_experiment_is_refused_with_the_field(tmp_path, text, told):

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from protofleet.errors import InputError
 from protofleet.experiments import figures
-from protofleet.experiments._table_text import markdown, show
+from protofleet.experiments._table_text import costs_markdown, markdown, show
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.store import MethodResult, load_results, run_folder, save_result
 from protofleet.experiments.table import tabulate
-from protofleet.federation.records import Metrics, RoundRecord, Scores, Spread
+from protofleet.federation.records import ClientCosts, Metrics, RoundRecord, Scores, Spread
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -250,12 +250,57 @@ def test_costs_are_per_round_and_per_client_without_the_final_fit(table_of):
         a_method("None yet", "fedala"),
     ]
     runs = [a_run(first), a_run(second, label="Ours"), a_run(second, label="Central")]
-    central, fedavg, ours, none = table_of(an_experiment(methods), *runs).rows
+    _, fedavg, ours, none = table_of(an_experiment(methods), *runs).rows
     assert (fedavg.mb_up, fedavg.mb_down) == (pytest.approx(1.5), pytest.approx(3.0))
     assert (fedavg.seconds_per_round, ours.seconds_per_round) == (2, 8)
-    assert (fedavg.seconds_ratio, ours.seconds_ratio, central.seconds_ratio) == (1, 4, 4)
-    assert (none.seconds_per_round, none.seconds_ratio, none.mb_up) == (None, None, None)
+    assert (none.seconds_per_round, none.train_ms, none.mb_up) == (None, None, None)
     assert none.cells["personalisation"].mean is None
+
+
+def _costly(*seconds, **more):
+    """A run's rounds with what a client's training took in each."""
+    return [
+        a_round(n, own=(0.5, 0.5), costs=ClientCosts(train_s=s), **more)
+        for n, s in enumerate(seconds, 1)
+    ]
+
+
+def test_training_is_the_mean_over_the_rounds_after_the_first_and_all_seeds(table_of):
+    """(1 + 3 + 2 + 2) / 4 and (4 + 4) / 2 seconds; the final fit does not count."""
+    final = a_round(4, own=(0.5, 0.5), costs=ClientCosts(train_s=80), final=True)
+    runs = [
+        a_run([*_costly(9, 1, 3), final]),
+        a_run(_costly(9, 2, 2), seed=2),
+        a_run(_costly(0, 4, 4), label="Ours"),
+    ]
+    table = table_of(an_experiment([a_method(), a_method("Ours", "fedali")]), *runs)
+    assert [(row.train_ms, row.train_ratio) for row in table.rows] == [(2000, 1), (4000, 2)]
+    assert "train ms: processor time of a client's training" in markdown(table)
+
+
+def test_a_method_with_a_model_of_its_own_stands_beside_fedavg_on_it(table_of):
+    """Half of its seconds and a quarter of its bytes; beside FedAvg's first row it were twice."""
+    methods = [
+        a_method(),
+        a_method("FedAvg on its model", model={"name": "cnn"}),
+        a_method("Ours", "fedhp", model={"name": "cnn"}, beside="FedAvg on its model"),
+    ]
+    runs = [
+        a_run(_costly(9, 1, 1, up=100, down=100)),
+        a_run(_costly(9, 4, 4, up=800, down=800), label="FedAvg on its model"),
+        a_run(_costly(9, 2, 2, up=200, down=200), label="Ours"),
+    ]
+    table = table_of(an_experiment(methods), *runs)
+    found = [(row.train_ratio, row.up_ratio, row.down_ratio) for row in table.rows]
+    assert found == [(1, 1, 1), (4, 8, 8), (0.5, 0.25, 0.25)]
+    text = costs_markdown(table)
+    head = "| method | seeds | train ms | train times FedAvg | MB up | MB down |"
+    assert f"{head} up times FedAvg | down times FedAvg |" in text
+    assert "| Ours | 1/2 | 2000.0 | 0.50 | 0.000 | 0.000 | 0.25 | 0.25 |" in text
+    assert "- Ours: costs times those of FedAvg on its model" in text
+    part = table_of(an_experiment([methods[0], methods[2]]), *runs[::2])
+    assert part.rows[1].train_ratio is None
+    assert "costs times those of" not in costs_markdown(part)
 
 
 def test_bytes_up_and_down_stand_beside_fedavgs(table_of):
@@ -274,7 +319,7 @@ def test_bytes_up_and_down_stand_beside_fedavgs(table_of):
 def test_without_fedavg_there_is_no_ratio(table_of):
     methods = [a_method("Central", merged=True), a_method("Ours", "fedali")]
     run = a_run(own_scores(0.5, 0.5, 0.5), label="Ours")
-    assert table_of(an_experiment(methods), run).rows[1].seconds_ratio is None
+    assert table_of(an_experiment(methods), run).rows[1].up_ratio is None
 
 
 def test_what_codecs_save_and_lose_is_told_beside_the_same_method_without(table_of):
@@ -386,9 +431,9 @@ def test_the_text_marks_a_spread_over_clients_and_says_what_is_missing(table_of)
     assert row.split()[1:] == [
         *("80.00", "±", "2.00†"),
         *("85.00", "±", "2.00†"),
-        *("1/2", "-", "1.00", "1.00", "0.000", "0.000"),
+        *("1/2", "-", "1.00", "0.000", "0.000"),
     ]
-    assert nothing.split()[2:] == ["-", "-", "0/2", "-", "-", "-", "-", "-"]
+    assert nothing.split()[2:] == ["-", "-", "0/2", "-", "-", "-", "-"]
     assert "† std over the clients of one seed" in text
     assert "the sizes of the blobs" in text
 
@@ -411,7 +456,7 @@ def test_markdown_has_as_many_cells_in_every_line(table_of):
     methods = [a_method("A|B", "fedali", paper={"personalisation": {"mean": 81.0}}), a_method()]
     text = markdown(table_of(an_experiment(methods), *_TWO_RUNS))
     lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in lines} == {11}
+    assert {line.count("|") for line in lines} == {10}
     assert lines[0].startswith("| method | personalisation, ours | personalisation, paper |")
     assert lines[2].startswith("| AB | - | 81.00 | - | - | 0/2 |")
     assert lines[3].startswith("| FedAvg | 75.00 ± 5.00 | - | - | 77.50 ± 7.50 | 2/2 |")
