@@ -32,6 +32,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         peak_bytes: largest resident memory of a device's process (``memory.measure_memory``);
             None: not measured.
         environment: versions and machine.
+        stopped: why the run cannot go on: a method diverged, on a client or in an update that broke
+            a rule; empty: it did not.
     """
 
     experiment: str
@@ -49,6 +51,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     environment: dict[str, str] = {}
     digest: str = ""
+    stopped: str = ""
 
 
 def run_folder(folder: Path, method: Method, seed: int) -> Path:

@@ -117,22 +117,20 @@ def claims(
         asked = RunOptions(data_root=data_root or default_data_root(), **options)
         with kept(out):
             run_missing(chosen, out, asked, console)
-    stored = [result_of(one, out) for one in chosen]
-    results = [or_earlier(one, known.get(one.id)) for one in stored]
+    results = [or_earlier(result_of(one, out), known.get(one.claim.id)) for one in chosen]
     found = {
         name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()
     }
     if status or not all(one.finished for one in found.values()):
         claim_text.show_progress(found, console)
     claim_text.show(results, console)
-    ours = {one.id for one, told in zip(stored, results, strict=True) if one is told}
     if pictures is None and json_file is None and markdown is None:
         return
     from protofleet.experiments import claim_files  # loads matplotlib
 
     drawn = {}
     if pictures is not None:
-        drawn = claim_files.draw_claims(chosen, results, ours, out, pictures)
+        drawn = claim_files.draw_claims(results, pictures)
     if json_file is not None:
         claim_files.write_results(json_file, results)
     if markdown is not None:

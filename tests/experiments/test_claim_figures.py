@@ -5,7 +5,7 @@ from paired_runs import a_run, store_runs, write_files
 
 from protofleet.experiments.claim_figures import draw
 from protofleet.experiments.claim_registry import load_claims
-from protofleet.experiments.claim_results import current_runs, result_of
+from protofleet.experiments.claim_results import result_of
 
 
 @pytest.mark.parametrize("measure", ["last", "equal_bytes", "rounds_to", "uplink"])
@@ -22,9 +22,9 @@ def test_a_picture_of_each_measure_is_drawn_twice_alike(tmp_path, monkeypatch, m
     runs += [a_run("B", seed, [0.5, 0.5, 0.65 - seed / 50], loss=0.5, up=900) for seed in (1, 2, 3)]
     store_runs(tmp_path / "one", experiment, *runs)
     (claim,) = load_claims(tmp_path / "papers")
-    result, runs = result_of(claim, tmp_path), current_runs(experiment, tmp_path / "one")
+    result = result_of(claim, tmp_path)
     for name in ("a.png", "b.png"):
-        draw(result, runs, tmp_path / name)
+        draw(result, tmp_path / name)
     drawn = (tmp_path / "a.png").read_bytes()
     assert drawn == (tmp_path / "b.png").read_bytes()
     assert drawn.startswith(b"\x89PNG")
