@@ -47,8 +47,8 @@ def draw(result: ClaimResult, path: Path) -> None:
 
     On the left a dot for each seed, its mean with the 95 % interval, and what the paper prints; the
     shaded side of the dashed line is where the claim has the whole interval. On the right means
-    over the seeds in a band of one standard deviation, over the rounds, or over the bytes where
-    the claim is about those.
+    over the seeds, where they are few in a band of one standard deviation, over the rounds, or over
+    the bytes where the claim is about those.
 
     Args:
         result: with at least one estimate.
@@ -78,6 +78,14 @@ def draw(result: ClaimResult, path: Path) -> None:
         figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def look_of(number: int) -> dict[str, Any]:
+    """Colour and line of a claim's method, by its place among the compared ones."""
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
+    }
+
+
 def _unit(one: Outcome) -> str:
     if one.is_ratio:
         return "ratio"
@@ -100,7 +108,7 @@ def _keys(result: ClaimResult) -> list[Any]:
     if any(one.paper is not None or one.elsewhere for one in shown):
         keys.append(_hollow([], [], label="the paper"))
     keys.append(Patch(color=GREEN, alpha=0.1, lw=0, label="the claimed side"))
-    if result.curves:
+    if result.curves and _has_bands(result):
         keys.append(Patch(color=INK, alpha=0.15, lw=0, label="curves: ± std over seeds"))
     return keys
 
@@ -197,15 +205,17 @@ def _open_ends(axes: Any, place: int, estimate: Estimate, edges: tuple[float, fl
             axes.annotate("", (edge, place), (estimate.value, place), arrowprops=arrow)
 
 
+def _has_bands(result: ClaimResult) -> bool:
+    """Bands of more curves than there are colours would hide the curves."""
+    return len(result.curves) <= len(_COLOURS)
+
+
 def _curves(axes: Any, result: ClaimResult, section: Section) -> None:
     """One section of every method that is compared with another."""
     over_bytes = by_bytes(result.outcomes)
     drawn = [label for label in compared(result.outcomes) if label in result.curves]
     for number, label in enumerate(drawn):
-        look = {
-            "color": _COLOURS[number % len(_COLOURS)],
-            "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
-        }
+        look = look_of(number)
         x, mean, std = (
             np.array(column) for column in zip(*result.curves[label].points, strict=True)
         )
@@ -214,7 +224,8 @@ def _curves(axes: Any, result: ClaimResult, section: Section) -> None:
         axes.plot(x, mean, lw=1.6, **look)
         axes.plot(x[every], mean[every], marker, color=look["color"], ms=4.5, mec="white", mew=0.4)
         axes.plot([], [], marker=marker, lw=1.6, ms=4.5, label=label, **look)
-        axes.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.1, lw=0)
+        if _has_bands(result):
+            axes.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.1, lw=0)
     name = METRICS[result.metric].label
     axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel("MB per client, up and down" if over_bytes else "Round")

@@ -289,7 +289,7 @@ def _section(result: ClaimResult, picture: str | None) -> str:
     metric = METRICS[result.metric].label
     about = [
         f"## {result.id}",
-        f"**{result.claim}** {result.paper}: {result.reference}.",
+        f"**{result.claim}** {result.reference}.",
         "\n".join(
             [
                 f"- The paper: {result.printed}",

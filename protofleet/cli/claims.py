@@ -43,7 +43,7 @@ from protofleet.cli._outputs import check_writable_folder, writable
 @click.option(
     "--earlier",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An earlier --json, perhaps of another machine: counts for claims of which it has more.",
+    help="An earlier --json, perhaps of another machine: counts where it has more seeds.",
 )
 @click.option(
     "--claims", "folder", type=FOLDER, help="With files of claims, instead of Protofleet's own."
@@ -85,7 +85,7 @@ def claims(
       protofleet experiment claims fedali-generalisation
     The page of them all, from what is stored:
       protofleet experiment claims --status --markdown claims.md --pictures images
-    The same where another machine has run other claims; its pictures stay as they are:
+    The same where another machine has run other claims:
       protofleet experiment claims --status --earlier there.json --markdown claims.md
 
     Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
