@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from protofleet.durable import replace_whole
+from protofleet.experiments.claim_curves import compared, curve_section
 from protofleet.experiments.claim_figures import draw
-from protofleet.experiments.claim_registry import RegisteredClaim
-from protofleet.experiments.claim_results import ClaimResult, current_runs
+from protofleet.experiments.claim_results import ClaimResult
 from protofleet.experiments.claim_text import page
 
 
-def draw_claims(
-    chosen: Sequence[RegisteredClaim],
-    results: Sequence[ClaimResult],
-    ours: Collection[str],
-    out: Path,
-    folder: Path,
-) -> dict[str, Path]:
+def draw_claims(results: Sequence[ClaimResult], folder: Path) -> dict[str, Path]:
     """Draw the claims that have anything to show.
 
     Args:
-        chosen: the claims.
-        results: of each, in the same order.
-        ours: ids of those whose results are of runs in ``out``; others' curves are not here to
-            draw, and a picture that is there stays.
-        out: folder of all experiments' runs.
+        results: of the claims. One that lacks a method's curve, because its runs are elsewhere,
+            keeps the picture that is there.
         folder: for ``claims-<id>.png``; made if absent.
 
     Returns:
@@ -37,16 +28,21 @@ def draw_claims(
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawn: dict[str, Path] = {}
-    for one, result in zip(chosen, results, strict=True):
+    for result in results:
         path = folder / f"claims-{result.id}.png"
-        if result.id not in ours:
-            if path.is_file():
-                drawn[result.id] = path
-        elif any(outcome.estimate for outcome in result.outcomes):
-            runs = current_runs(one.experiment, out / result.experiment)
-            draw(result, runs, path)
-            drawn[result.id] = path
+        if not any(outcome.estimate for outcome in result.outcomes):
+            continue
+        if has_all_curves(result) or not path.is_file():
+            draw(result, path)
+        drawn[result.id] = path
     return drawn
+
+
+def has_all_curves(result: ClaimResult) -> bool:
+    """Whether every method that was measured has its curve, or the claim is of bytes alone."""
+    if curve_section(result.outcomes) is None:
+        return True
+    return set(compared([one for one in result.outcomes if one.pairs])) <= result.curves.keys()
 
 
 def write_results(path: Path, results: Sequence[ClaimResult]) -> None:

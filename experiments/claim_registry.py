@@ -52,10 +52,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             down, of the whole run, each divided by the other method's.
         sections: of the experiment's ``score.sections``, for all measures but the bytes.
         expect: what the paper claims of the difference or ratio.
-        threshold: that it is beyond; a difference's is 0 unless given, a ratio's 1.
+        threshold: that it is beyond; a difference's is 0 unless given, a ratio's 1. Below 0 where
+            ``greater`` is claimed it is a margin: "not worse by more than so much".
+        relative: differences in per cent of the other method's score or loss.
         target: of ``rounds_to``, from 0 to 1; absent: the experiment's ``score.target``.
-        paper: the printed difference (percentage points, or loss) or ratio, for every section alike
-            or by section.
+        paper: the printed difference (percentage points, loss, or per cent where ``relative``) or
+            ratio, for every section alike or by section.
         elsewhere: further printed differences or ratios of the one section, by data set.
         detail: left out of the page's first table.
     """
@@ -66,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     sections: tuple[Section, ...] = ()
     expect: Literal["greater", "less"] = "greater"
     threshold: float | None = None
+    relative: bool = False
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
     paper: float | dict[Section, float] | None = None
     elsewhere: dict[str, float] = {}
@@ -91,6 +94,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("`threshold`: expected a ratio above 0")
         if len({measure in SCORES for measure in self.measures}) > 1:
             raise ValueError("`measures`: expected differences or ratios, got both")
+        if self.relative and not self._differs:
+            raise ValueError("`relative`: expected differences, got ratios")
 
     @property
     def _differs(self) -> bool:

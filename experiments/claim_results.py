@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from protofleet.datasets.federate import Natural, Random, Stratified
 from protofleet.errors import InputError, MissingDataError
+from protofleet.experiments.claim_curves import Curve, curves_of
 from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
-from protofleet.experiments.comparisons import Outcome, compare
+from protofleet.experiments.comparisons import Outcome, compare, measured
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.runner import RunOptions, check_no_overwrite, run_experiment
 from protofleet.experiments.store import MethodResult, load_results
@@ -19,6 +21,8 @@ from protofleet.experiments.table import group, trained
 from protofleet.strategies.scores import MetricName
 
 _DIGITS = 16
+DIVISION = "who has which examples"
+TEST_PARTS = "which of them test"
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +31,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         experiment: its name.
         done: label → seeds that are finished, as the file is now.
+        diverged: label → seeds whose runs cannot go on.
         asked: seeds that there should be.
         other: runs of other settings than the file's, or finished ones of another number of rounds,
             which do not count.
@@ -37,6 +42,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     experiment: str
     done: dict[str, tuple[int, ...]]
+    diverged: dict[str, tuple[int, ...]]
     asked: tuple[int, ...]
     other: int
     rounds_left: int
@@ -46,7 +52,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def finished(self) -> bool:
         """Whether nothing is left to run, not even a final fit."""
-        return all(set(seeds) == set(self.asked) for seeds in self.done.values())
+        asked = set(self.asked)
+        return all({*seeds, *self.diverged[label]} == asked for label, seeds in self.done.items())
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,8 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
         digests: label → of the lines that its figures belong to (``config.digest``, its beginning).
         rounds: label → of a whole run.
         outcomes: of its comparisons.
+        varies: what differs from seed to seed (``varied``).
+        curves: label → scores by round, of the methods that have any.
     """
 
     id: str
@@ -77,6 +86,8 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[str, str]
     rounds: dict[str, int]
     outcomes: tuple[Outcome, ...]
+    varies: tuple[str, ...] = ()
+    curves: dict[str, Curve] = {}
 
 
 def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
@@ -93,6 +104,12 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
     runs = current_runs(experiment, folder / one.name)
     done = [{run.seed for run in each} for each in runs.values()]
     asked = len(experiment.seeds)
+    diverged = diverged_seeds(experiment, folder / one.name)
+    outcomes = tuple(
+        msgspec.structs.replace(outcome, diverged=_of_both(diverged, outcome))
+        for comparison in claim.comparisons
+        for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
+    )
     return ClaimResult(
         id=claim.id,
         paper=one.paper.paper,
@@ -107,12 +124,25 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
         seeds_asked=asked,
         digests=digests_of(experiment),
         rounds={one.label: experiment.rounds_of(one) for one in experiment.methods},
-        outcomes=tuple(
-            outcome
-            for comparison in claim.comparisons
-            for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
-        ),
+        outcomes=outcomes,
+        varies=varied(experiment),
+        curves=curves_of(outcomes, runs, experiment.score.metric),
     )
+
+
+def varied(experiment: Experiment) -> tuple[str, ...]:
+    """What differs from seed to seed, for people; the rest is the same in all runs."""
+    split, drawn = experiment.split, experiment.partition_seed is None
+    cut = isinstance(split, Random) or (isinstance(split, Stratified) and split.shuffled)
+    found = {
+        DIVISION: drawn and not isinstance(experiment.partition, Natural),
+        TEST_PARTS: drawn and cut,
+        "which classes come back to whom": drawn and experiment.dynamic is not None,
+        "who is in a round": any(experiment.cohort_of(one) != "all" for one in experiment.methods),
+        "the initial values": True,
+        "the order of the examples": True,
+    }
+    return tuple(what for what, varies in found.items() if varies)
 
 
 def load_claim_results(path: Path) -> dict[str, ClaimResult]:
@@ -133,31 +163,47 @@ def load_claim_results(path: Path) -> dict[str, ClaimResult]:
 
 
 def or_earlier(result: ClaimResult, earlier: ClaimResult | None) -> ClaimResult:
-    """The earlier figures where they are of more runs, and of what is asked for now.
+    """The earlier figures of each comparison of which there are more seeds.
 
     Args:
-        result: from what is stored here.
-        earlier: of another machine or day; it does not count if lines of the experiment that
-            decide its numbers, or its comparisons, have changed since.
+        result: from what is stored here; returned as it is where it has the more of everything.
+        earlier: of another machine or day. A method's figures do not count if lines of the
+            experiment that decide them, or its rounds, have changed since; what is claimed of
+            them, and by which threshold, is as in the registry now.
     """
     if earlier is None:
         return result
-    if (earlier.digests, earlier.rounds) != (result.digests, result.rounds):
+    same = {
+        label
+        for label, key in result.digests.items()
+        if (earlier.digests.get(label), earlier.rounds.get(label)) == (key, result.rounds[label])
+    }
+    known = {_place(one): one for one in earlier.outcomes if {one.method, one.against} <= same}
+    outcomes = tuple(_or_known(one, known.get(_place(one))) for one in result.outcomes)
+    if outcomes == result.outcomes:
         return result
-    asked, before = ([_unmeasured(one) for one in each.outcomes] for each in (result, earlier))
-    if asked != before or _pairs(earlier) <= _pairs(result):
-        return result
-    return msgspec.structs.replace(result, outcomes=earlier.outcomes, seeds_done=earlier.seeds_done)
+    curves = {label: one for label, one in earlier.curves.items() if label in same}
+    for label, one in result.curves.items():
+        if label not in curves or one.seeds >= curves[label].seeds:
+            curves[label] = one
+    whole = same == result.digests.keys()
+    done = max(result.seeds_done, earlier.seeds_done) if whole else result.seeds_done
+    return msgspec.structs.replace(result, outcomes=outcomes, seeds_done=done, curves=curves)
 
 
-def _pairs(result: ClaimResult) -> int:
-    return sum(len(one.pairs) for one in result.outcomes)
+def _or_known(one: Outcome, known: Outcome | None) -> Outcome:
+    if known is None or len(known.pairs) <= len(one.pairs):
+        return one
+    return measured(msgspec.structs.replace(one, diverged=known.diverged), known.pairs)
 
 
-def _unmeasured(one: Outcome) -> Outcome:
-    return msgspec.structs.replace(
-        one, pairs=(), averages=(None, None), estimate=None, verdict="not measured"
-    )
+def _place(one: Outcome) -> tuple[object, ...]:
+    """What the figures of a comparison's seeds are."""
+    return one.method, one.against, one.measure, one.section, one.target
+
+
+def _of_both(diverged: Mapping[str, tuple[int, ...]], one: Outcome) -> dict[str, tuple[int, ...]]:
+    return {label: diverged[label] for label in (one.method, one.against) if diverged[label]}
 
 
 def digests_of(experiment: Experiment) -> dict[str, str]:
@@ -170,6 +216,19 @@ def current_runs(experiment: Experiment, folder: Path) -> dict[str, list[MethodR
     found = group(experiment, load_results(folder, experiment))
     return {
         method.label: [one for one in found[method.label] if is_current(one, experiment, method)]
+        for method in experiment.methods
+    }
+
+
+def diverged_seeds(experiment: Experiment, folder: Path) -> dict[str, tuple[int, ...]]:
+    """With which seeds each method's run, as the file is now, cannot go on; by label."""
+    found = group(experiment, load_results(folder, experiment))
+    return {
+        method.label: tuple(
+            one.seed
+            for one in found[method.label]
+            if one.stopped and one.digest == digest(experiment, method)
+        )
         for method in experiment.methods
     }
 
@@ -196,9 +255,11 @@ def progress_of(name: str, experiment: Experiment, folder: Path) -> Progress:
     whole = {one.label: experiment.rounds_of(one) for one in experiment.methods}
     asked = {label: rounds * len(experiment.seeds) for label, rounds in whole.items()}
     current = current_runs(experiment, folder)
+    diverged = diverged_seeds(experiment, folder)
     return Progress(
         experiment=name,
         done={label: tuple(run.seed for run in runs) for label, runs in current.items()},
+        diverged=diverged,
         asked=experiment.seeds,
         other=sum(
             len(runs) - len(current[label]) - sum(not run.finished for run in ours[label])
@@ -241,8 +302,9 @@ def run_missing(
 
 def _rounds_left(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> int:
     whole = experiment.rounds_of(method)
-    missing = len(experiment.seeds) - sum(is_current(one, experiment, method) for one in runs)
-    begun = (len(trained(one)) for one in runs if not one.finished)
+    ended = sum(bool(one.stopped) or is_current(one, experiment, method) for one in runs)
+    missing = len(experiment.seeds) - ended
+    begun = (len(trained(one)) for one in runs if not one.finished and not one.stopped)
     return missing * whole - sum(min(done, whole) for done in begun)
 
 

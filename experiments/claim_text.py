@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from rich import box
@@ -11,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from protofleet.experiments.claim_registry import MeasureName
-from protofleet.experiments.claim_results import ClaimResult, Progress
-from protofleet.experiments.comparisons import CONFIDENCE, Estimate, Outcome
+from protofleet.experiments.claim_results import DIVISION, TEST_PARTS, ClaimResult, Progress
+from protofleet.experiments.comparisons import CONFIDENCE, Estimate, Outcome, Verdict
 from protofleet.experiments.table import LOSS
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING, byte_text, duration_text
@@ -28,6 +29,7 @@ _WHERE: dict[MeasureName, str] = {
     "bytes": "bytes up and down",
 }
 _PLACES = {None: "", True: " (inside)", False: " (outside)"}
+_WORDS: dict[Verdict, str] = {"reproduced": "yes", "refuted": "no"}
 _INTRO = """\
 # The papers' claims, measured here
 
@@ -38,18 +40,38 @@ Claims, settings and remarks stand in `experiments/claims/papers/`, the experime
 them in `experiments/claims/`, every seed's figures in `docs/claims.json`; how to add one:
 [experiments.md](experiments.md#claims).
 
+The first table has a row for each claim, with the first of its comparisons, and counts the others
+that were fixed beforehand as its measure. The sections below have the setting, and a row for each
+comparison."""
+_FIGURES = """\
 **Figures.** Of each seed both methods get the same division of the data. Their scores are
-subtracted seed by seed (percentage points; a loss as it is), bytes and rounds divided. What stands
+subtracted seed by seed (percentage points; a loss, of which less is better, as it is; where a row
+says *relative*, in per cent of the other's), bytes and rounds divided. What stands
 here is the mean over the seeds, of ratios the geometric one, with its 95 % interval: Student's t of
 the differences, or of the ratios' logarithms. Where a run never reaches a target, the ratio of
 rounds is known by bounds alone; then it is the median, with an interval from order statistics.
+*Both* are the two methods' own figures, means over the seeds, of rounds medians.
 
-**Verdicts.** *Reproduced*: the whole interval is on the claimed side. *Refuted*: the whole interval
-is on the other side. *Not decided*: it holds zero, or a ratio of one; then the verdict says which
+**Best round.** Of a run it is the one in which the clients' own models have the highest accuracy on
+their own test parts, the mean over the clients, whatever score is printed of it; a final fit is one
+of the rounds. So the best round's macro-F1 or accuracy over all samples may be below the last
+round's. The server's model has a best round of its own.
+
+**Methods.** *FedAvg-C* is FedAvg whose last model every client trains once more on its own data and
+is scored with. *Local* and *SOLO*: every client trains alone. *β = 0* is FedAli whose alignment
+layers only normalise. *ALA*: adaptive local aggregation, FedALA's way to mix models.
+
+**Verdicts.** *Reproduced* (in the first table *yes*): the whole interval is on the claimed side,
+beyond the figure in the column *claimed*. *Refuted* (*no*): the whole interval is on the other
+side. *Not decided*: it holds that figure; then the verdict says which
 effect is excluded all the same. All three are about the setting here, which is smaller than the
 paper's; whether the paper's own figure lies *inside* or *outside* of our interval is told beside
-it. One 95 % interval in twenty misses by chance: the first table has the comparisons that were
-fixed beforehand as the claim's measure, the sections below it all others, too."""
+it. One 95 % interval in twenty misses by chance: comparisons in bold were
+fixed beforehand as the claim's measure, the others are details."""
+_SEEDS = """\
+**Seeds.** Every seed has initial values and an order of the examples of its own. An interval covers
+what the seeds vary and nothing else: where they do not divide the data anew, it does not tell how
+other people or other test parts would do. By seed are drawn:"""
 
 
 def show(results: Sequence[ClaimResult], console: Console) -> None:
@@ -57,7 +79,7 @@ def show(results: Sequence[ClaimResult], console: Console) -> None:
     for result in results:
         console.print(f"[bold]{escape(result.id)}[/bold]: {escape(result.claim)}", highlight=False)
         for one in _headlines(result):
-            told = f"  {label_of(one)} ({_seeds(one)} seeds): "
+            told = f"  {label_of(one)} {claimed_text(one)} ({_seeds(one)} seeds): "
             told += verdict_text(one) if one.estimate is None else _figure(one)
             if one.paper is not None:
                 told += f"; the paper {_paper(one)}"
@@ -79,6 +101,9 @@ def show_progress(found: Mapping[str, Progress], console: Console) -> None:
         if missing := _missing(one):
             told = f"{name} lacks seeds {'; '.join(missing)}"
             console.print(told, style="dim", markup=False, highlight=False)
+        if gone := {label: seeds for label, seeds in one.diverged.items() if seeds}:
+            told = f"{name}{_diverged(gone)}"
+            console.print(told, style="dim", markup=False, highlight=False)
         if one.other:
             runs = "1 run" if one.other == 1 else f"{one.other} runs"
             told = f"{name}: {runs} of other settings or rounds than the file's: not counted"
@@ -92,29 +117,39 @@ def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
         results: in order.
         pictures: id → path of its picture as seen from the page.
     """
-    head = ["claim", "the paper", "setting here", "comparison", "here [95 % interval]", "verdict",
-            "command"]  # fmt: skip
-    lines = [head, ["---"] * len(head), *(line for one in results for line in _summary(one))]
+    head = ["claim", "the paper", "here [95 % interval]", "verdict", "command"]
+    lines = [head, ["---"] * len(head), *map(_summary, results)]
     sections = [_section(result, pictures.get(result.id)) for result in results]
-    return "\n\n".join([_INTRO, _rows(lines), *sections]) + "\n"
+    return "\n\n".join([_INTRO, _rows(lines), _FIGURES, _drawn(results), *sections]) + "\n"
 
 
 def label_of(one: Outcome) -> str:
     """What is compared, e.g. ``A - B, global, last round``."""
-    sign = "÷" if one.is_ratio else "-"
-    pair = f"{one.method} {sign} {one.against}"
+    pair = _pair(one)
     if one.measure == "rounds_to":
         return f"{pair}, rounds to {100 * (one.target or 0):g} % {one.section}"
     where = _WHERE[one.measure]
     return f"{pair}, {where}" if one.section is None else f"{pair}, {one.section}, {where}"
 
 
+def _pair(one: Outcome) -> str:
+    sign = "÷" if one.is_ratio else "-"
+    return f"{one.method} {sign} {one.against}{', relative' if one.relative else ''}"
+
+
+def claimed_text(one: Outcome) -> str:
+    """Where the claim has the figure, e.g. ``> 0``."""
+    sign = ">" if one.expect == "greater" else "<"
+    return f"{sign} {one.threshold:g}{' %' if one.relative else ''}"
+
+
 def verdict_text(one: Outcome) -> str:
-    """The verdict, with what an undecided one excludes, and that seeds are still missing."""
+    """The verdict, what an undecided one excludes, which seeds diverged or are still missing."""
     if one.estimate is None:
-        return f"{one.verdict}{_no_round(one)}"
-    so_far = "so far " if len(one.pairs) < one.asked else ""
-    return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}"
+        return f"{one.verdict}{_no_round(one)}{_diverged(one.diverged)}"
+    ended = len(one.pairs) + len({seed for seeds in one.diverged.values() for seed in seeds})
+    so_far = "so far " if ended < one.asked else ""
+    return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}{_diverged(one.diverged)}"
 
 
 def number(one: Outcome, value: float | None) -> str:
@@ -122,7 +157,7 @@ def number(one: Outcome, value: float | None) -> str:
     if value is None:
         return "no bound"
     if not one.is_ratio:
-        return f"{value:+.{_digits(one)}f}"
+        return f"{value:+.{_digits(one)}f}{' %' if one.relative else ''}"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -134,8 +169,23 @@ def _no_round(one: Outcome) -> str:
     return ""
 
 
+def _diverged(found: Mapping[str, Sequence[int]]) -> str:
+    return "".join(
+        f"; {label} diverged with seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}"
+        for label, seeds in found.items()
+    )
+
+
+def _is_level(one: Outcome) -> bool:
+    """Whether the interval has no width in the digits that are printed."""
+    if one.estimate is None:
+        return False
+    shown = {number(one, value) for value in (one.estimate.low, one.estimate.high)}
+    return shown == {number(one, one.estimate.value)}
+
+
 def _excluded(one: Outcome, estimate: Estimate) -> str:
-    if one.verdict != "not decided":
+    if one.verdict != "not decided" or _is_level(one):
         return ""
     if estimate.confidence < CONFIDENCE:
         return f": an interval of {len(one.pairs)} seeds holds {100 * estimate.confidence:.1f} %"
@@ -146,21 +196,23 @@ def _excluded(one: Outcome, estimate: Estimate) -> str:
 
 
 def _digits(one: Outcome) -> int:
-    return 3 if one.section == LOSS else 2
+    return 3 if one.section == LOSS and not one.relative else 2
 
 
 def _figure(one: Outcome) -> str:
     if one.estimate is None:
         return NOTHING
+    if _is_level(one):
+        return f"{number(one, one.estimate.value)}, the same in all seeds"
     low, high = number(one, one.estimate.low), number(one, one.estimate.high)
     return f"{number(one, one.estimate.value)} [{low}, {high}]"
 
 
 def _paper(one: Outcome) -> str:
-    """Every printed figure, and whether it lies in the interval."""
+    """Every printed figure, and whether it lies in the interval where that has any width."""
     printed = {} if one.paper is None else {"": one.paper}
     told = [
-        f"{name} {number(one, value)}{_PLACES[one.holds(value)]}".strip()
+        f"{name} {number(one, value)}{'' if _is_level(one) else _PLACES[one.holds(value)]}".strip()
         for name, value in (printed | one.elsewhere).items()
     ]
     return "; ".join(told) or NOTHING
@@ -186,36 +238,65 @@ def _average(one: Outcome, value: float | None) -> str:
         return "never" if value is None else f"{value:g}"
     if value is None:
         return NOTHING
-    return byte_text(value) if one.is_ratio else f"{value:.{_digits(one)}f}"
+    return byte_text(value) if one.is_ratio else f"{value:.{3 if one.section == LOSS else 2}f}"
 
 
 def _headlines(result: ClaimResult) -> list[Outcome]:
     return [one for one in result.outcomes if not one.detail]
 
 
-def _summary(result: ClaimResult) -> Iterator[list[str]]:
-    """A line for each comparison that is no detail; what is said of the claim in the first."""
-    about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
-    command = f"`{_COMMAND} {result.id}`"
-    for one in _headlines(result):
-        verdict = verdict_text(one)
-        if one.paper_inside is not None:
-            verdict += f"; the paper: {_paper(one)}"
-        yield [*about, label_of(one), _figure(one), verdict, command]
-        about, command = [""] * len(about), ""
+def _summary(result: ClaimResult) -> list[str]:
+    """A claim's line: its first comparison, and how many others went which way."""
+    first, *others = _headlines(result)
+    return [
+        f"[{result.id}](#{result.id}): {result.claim}",
+        _paper(first),
+        f"{_pair(first)} {claimed_text(first)}: {_figure(first)}",
+        "; ".join([_in_words(first), *_counted(others)]),
+        f"`{_COMMAND} {result.id}`",
+    ]
+
+
+def _in_words(one: Outcome) -> str:
+    return _WORDS.get(one.verdict, one.verdict)
+
+
+def _counted(others: Sequence[Outcome]) -> list[str]:
+    if not others:
+        return []
+    counts = Counter(map(_in_words, others))
+    told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=_yes_first))
+    return [f"{len(others)} more: {told}"]
+
+
+def _yes_first(counted: tuple[str, int]) -> tuple[bool, bool, str]:
+    word, _ = counted
+    return word != "yes", word != "no", word
+
+
+def _drawn(results: Sequence[ClaimResult]) -> str:
+    """Which claims draw what of the data by seed."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        drawn = [what for what in result.varies if what in {DIVISION, TEST_PARTS}]
+        names = found.setdefault(" and ".join(drawn) or "nothing of the data", [])
+        names.append(f"[{result.id}](#{result.id})")
+    lines = [f"- {what}: {', '.join(names)}" for what, names in found.items()]
+    return "\n".join([_SEEDS, "", *lines])
 
 
 def _section(result: ClaimResult, picture: str | None) -> str:
     metric = METRICS[result.metric].label
     about = [
         f"## {result.id}",
-        f"**{result.claim}** {result.paper}: {result.reference}.",
+        f"**{result.claim}** {result.reference}.",
         "\n".join(
             [
                 f"- The paper: {result.printed}",
                 f"- Here: {result.setting}. Scores are {metric} in per cent.",
                 f"- `{_COMMAND} {result.id}` runs `{result.experiment}`.",
                 f"- Seeds: {result.seeds_done} of {result.seeds_asked}.",
+                f"- By seed differ {', '.join(result.varies)}.",
             ]
         ),
     ]
@@ -223,11 +304,13 @@ def _section(result: ClaimResult, picture: str | None) -> str:
         about.append(result.remarks)
     if picture is not None:
         about.append(f"![Differences over the seeds, and curves: {result.id}]({picture})")
-    head = ["comparison", "both", "here [95 % interval]", "the paper", "seeds", "verdict"]
-    lines = [head, ["---", "---:", "---:", "---:", "---:", "---"]]
+    head = ["comparison", "claimed", "both", "here [95 % interval]", "the paper", "seeds",
+            "verdict"]  # fmt: skip
+    lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---"]]
     for one in result.outcomes:
+        label = label_of(one) if one.detail else f"**{label_of(one)}**"
         cells = (_averages(one), _figure(one), _paper(one), _seeds(one), verdict_text(one))
-        lines.append([label_of(one), *cells])
+        lines.append([label, claimed_text(one), *cells])
     return "\n\n".join([*about, _rows(lines)])
 
 
@@ -248,7 +331,8 @@ def _missing(one: Progress) -> list[str]:
     """Which seeds of which methods; those that lack the same ones together."""
     lacking: dict[str, list[str]] = {}
     for label, seeds in one.done.items():
-        if left := [seed for seed in one.asked if seed not in seeds]:
+        ended = {*seeds, *one.diverged[label]}
+        if left := [seed for seed in one.asked if seed not in ended]:
             lacking.setdefault(_ranges(left), []).append(label)
     return [
         f"{seeds} ({'every method' if len(labels) == len(one.done) else ', '.join(labels)})"

@@ -6,6 +6,7 @@ values; so every figure here is taken seed by seed before anything is averaged.
 | measure | figure of a seed | interval at 95 % |
 |---|---|---|
 | ``last``, ``best``, ``recovery``, ``equal_bytes`` | score - score | Student's t over the seeds |
+| the same, ``relative`` | 100 (score ÷ score - 1) | Student's t over the seeds |
 | ``uplink``, ``bytes``, ``rounds_to`` | value ÷ value | Student's t of its logarithm |
 | ``rounds_to``, where a run never arrives | bounds of the ratio | order statistics of the median |
 
@@ -84,8 +85,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison by one measure in one section.
 
     Attributes:
-        method, against, measure, section, expect, target, paper, elsewhere, detail: as in the
-            registry.
+        method, against, measure, section, expect, relative, target, paper, elsewhere, detail: as
+            in the registry.
         threshold: what the interval has to be beyond.
         pairs: of the seeds that both methods have finished.
         asked: how many seeds there should be.
@@ -94,6 +95,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         estimate: None: fewer than two pairs, or one in which a method had no round.
         verdict: ``reproduced`` if the whole interval is on the expected side, ``refuted`` if
             it is on the other, else ``not decided``.
+        diverged: which of the two methods with which seeds, so that there is no pair.
     """
 
     method: str
@@ -111,6 +113,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     averages: tuple[float | None, float | None]
     estimate: Estimate | None
     verdict: Verdict
+    relative: bool = False
+    diverged: dict[str, tuple[int, ...]] = {}
 
     @property
     def is_ratio(self) -> bool:
@@ -154,26 +158,53 @@ def compare(
         target = (comparison.target or settings.target) if measure == "rounds_to" else None
         what = _Wanted(section, settings, target, dynamic)
         pairs = tuple(filter(None, (_MEASURES[measure](*both, what) for both in runs)))
-        yield _outcome(comparison, measure, what, pairs, asked)
+        yield measured(_unmeasured(comparison, measure, what, asked), pairs)
 
 
-def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Mean of the paired differences, with Student's interval.
+def measured(one: Outcome, pairs: tuple[Pair, ...]) -> Outcome:
+    """The outcome with the figures, estimate and verdict of these pairs in the place of its own."""
+    scored = [pair for pair in pairs if all(pair.rounds) and (pair.other or not one.relative)]
+    estimate = _estimate(one, pairs) if len(scored) == len(pairs) > 1 else None
+    verdict: Verdict = "too few seeds" if len(scored) == len(pairs) == 1 else "not measured"
+    if estimate is not None:
+        verdict = verdict_of(estimate, one.expect, one.threshold)
+    return msgspec.structs.replace(
+        one,
+        pairs=pairs,
+        averages=(
+            _average(one.measure, [pair.value for pair in pairs]),
+            _average(one.measure, [pair.other for pair in pairs]),
+        ),
+        estimate=estimate,
+        verdict=verdict,
+    )
+
+
+def of_seed(one: Outcome, pair: Pair) -> float:
+    """A seed's difference or ratio, with "never" as the round after the last."""
+    if one.is_ratio:
+        return counted_ratio(pair)
+    value, other = pair.value or 0.0, pair.other or 0.0
+    return 100 * (value / other - 1) if one.relative else value - other
+
+
+def mean_of(differences: Sequence[float]) -> Estimate:
+    """Mean of the seeds' differences, with Student's interval.
 
     Raises:
-        InputError: fewer than two pairs.
+        InputError: fewer than two.
     """
-    mean, half = _student(np.subtract(values, others))
+    mean, half = _student(np.array(differences))
     return Estimate(value=mean, low=mean - half, high=mean + half, kind="t")
 
 
-def ratio(values: Sequence[float], others: Sequence[float]) -> Estimate:
-    """Geometric mean of the paired ratios of positive values, with Student's interval of its log.
+def geometric_mean(ratios: Sequence[float]) -> Estimate:
+    """Geometric mean of the seeds' ratios, all positive, with Student's interval of its logarithm.
 
     Raises:
-        InputError: fewer than two pairs.
+        InputError: fewer than two.
     """
-    mean, half = _student(np.log(values) - np.log(others))
+    mean, half = _student(np.log(ratios))
     low, high = math.exp(mean - half), math.exp(mean + half)
     return Estimate(value=math.exp(mean), low=low, high=high, kind="log t")
 
@@ -221,21 +252,10 @@ class _Wanted(msgspec.Struct, frozen=True):
         return None if found is None else found.mean
 
 
-def _outcome(
-    comparison: Comparison,
-    measure: MeasureName,
-    what: _Wanted,
-    pairs: tuple[Pair, ...],
-    asked: int,
-) -> Outcome:
+def _unmeasured(comparison: Comparison, measure: MeasureName, what: _Wanted, asked: int) -> Outcome:
     threshold = comparison.threshold
     if threshold is None:
         threshold = 0.0 if measure in SCORES else 1.0
-    scored = [pair for pair in pairs if all(pair.rounds)]
-    estimate = _estimate(measure, pairs) if len(scored) == len(pairs) > 1 else None
-    verdict: Verdict = "too few seeds" if len(scored) == len(pairs) == 1 else "not measured"
-    if estimate is not None:
-        verdict = verdict_of(estimate, comparison.expect, threshold)
     return Outcome(
         method=comparison.method,
         against=comparison.against,
@@ -243,29 +263,25 @@ def _outcome(
         section=what.section,
         expect=comparison.expect,
         threshold=threshold,
+        relative=comparison.relative,
         target=what.target,
         paper=comparison.printed(what.section),
         elsewhere=comparison.elsewhere,
         detail=comparison.detail,
-        pairs=pairs,
+        pairs=(),
         asked=asked,
-        averages=(
-            _average(measure, [pair.value for pair in pairs]),
-            _average(measure, [pair.other for pair in pairs]),
-        ),
-        estimate=estimate,
-        verdict=verdict,
+        averages=(None, None),
+        estimate=None,
+        verdict="not measured",
     )
 
 
-def _estimate(measure: MeasureName, pairs: Sequence[Pair]) -> Estimate:
+def _estimate(one: Outcome, pairs: Sequence[Pair]) -> Estimate:
     known = [(p.value, p.other) for p in pairs if p.value is not None and p.other is not None]
-    if len(known) == len(pairs):
-        values, others = zip(*known, strict=True)
-        return difference(values, others) if measure in SCORES else ratio(values, others)
-    return median_of_bounded(
-        [counted_ratio(pair) for pair in pairs], [_bounds(pair) for pair in pairs]
-    )
+    figures = [of_seed(one, pair) for pair in pairs]
+    if len(known) < len(pairs):
+        return median_of_bounded(figures, [_bounds(pair) for pair in pairs])
+    return geometric_mean(figures) if one.is_ratio else mean_of(figures)
 
 
 def _student(values: NDArray[np.float64]) -> tuple[float, float]:

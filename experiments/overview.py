@@ -24,7 +24,7 @@ import msgspec
 from protofleet.experiments.claim_results import current_runs
 from protofleet.experiments.comparisons import (
     SLACK,
-    difference,
+    mean_of,
     moved,
     rounds_within,
     scores_after,
@@ -261,7 +261,7 @@ def as_good(best: _BySeed, other: _BySeed) -> bool | None:
     if ours == theirs:
         return True
     if len(best) >= _PAIRED:
-        return difference(ours, theirs).low <= 0
+        return mean_of([a - b for a, b in zip(ours, theirs, strict=True)]).low <= 0
     spreads = [*best.values(), *(other[seed] for seed in best)]
     if any(one.n < 2 for one in spreads):
         return None

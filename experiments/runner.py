@@ -111,6 +111,7 @@ def run_experiment(
                 except (RefusedError, DivergedError) as error:
                     stopped.append(f"seed {seed}, {job.method.label}: {error}")
                     console.print(f"{stopped[-1]}; the others go on", style="yellow", markup=False)
+                    _keep_stopped(job, options.engine, error)
                     continue
                 results.append(_completed(job, result, options))
     if stopped:
@@ -226,6 +227,14 @@ def run_job(job: Job, engine: Engine, run: RunJob, console: Console) -> MethodRe
     last_round = plan.schedule(plan.server_init).last_round
     with _Shown(console, title, last_round, job.experiment.score.metric) as shown:
         return run(job, shown.round)
+
+
+def _keep_stopped(job: Job, engine: Engine, error: Exception) -> None:
+    """Leave beside the rounds that were done why there are no more."""
+    plan, done = job.plan(), load_run(job.folder)
+    if done is None or done.identity != job.identity(plan, engine):
+        done = job.result(plan, engine, (), finished=False)
+    save_result(job.folder, msgspec.structs.replace(done, stopped=str(error)))
 
 
 def _completed(job: Job, result: MethodResult, options: RunOptions) -> MethodResult:

@@ -47,6 +47,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         settings: of its strategy, defaults included; empty: not told.
         evaluation_data: of its seed; None: not told.
         environment: versions and machine.
+        stopped: why the run cannot go on: a method diverged, on a client or in an update that broke
+            a rule; empty: it did not.
     """
 
     experiment: str
@@ -66,6 +68,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_data: EvaluationData | None = None
     environment: dict[str, str] = {}
     digest: str = ""
+    stopped: str = ""
 
 
 def run_folder(folder: Path, method: Method, seed: int) -> Path:

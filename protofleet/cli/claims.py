@@ -43,7 +43,7 @@ from protofleet.cli._outputs import check_writable_folder, writable
 @click.option(
     "--earlier",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An earlier --json, perhaps of another machine: counts for claims of which it has more.",
+    help="An earlier --json, perhaps of another machine: counts where it has more seeds.",
 )
 @click.option(
     "--claims", "folder", type=FOLDER, help="With files of claims, instead of Protofleet's own."
@@ -85,7 +85,7 @@ def claims(
       protofleet experiment claims fedali-generalisation
     The page of them all, from what is stored:
       protofleet experiment claims --status --markdown claims.md --pictures images
-    The same where another machine has run other claims; its pictures stay as they are:
+    The same where another machine has run other claims:
       protofleet experiment claims --status --earlier there.json --markdown claims.md
 
     Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
@@ -117,22 +117,20 @@ def claims(
         asked = RunOptions(data_root=data_root or default_data_root(), **options)
         with kept(out):
             run_missing(chosen, out, asked, console)
-    stored = [result_of(one, out) for one in chosen]
-    results = [or_earlier(one, known.get(one.id)) for one in stored]
+    results = [or_earlier(result_of(one, out), known.get(one.claim.id)) for one in chosen]
     found = {
         name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()
     }
     if status or not all(one.finished for one in found.values()):
         claim_text.show_progress(found, console)
     claim_text.show(results, console)
-    ours = {one.id for one, told in zip(stored, results, strict=True) if one is told}
     if pictures is None and json_file is None and markdown is None:
         return
     from protofleet.experiments import claim_files  # loads matplotlib
 
     drawn = {}
     if pictures is not None:
-        drawn = claim_files.draw_claims(chosen, results, ours, out, pictures)
+        drawn = claim_files.draw_claims(results, pictures)
     if json_file is not None:
         claim_files.write_results(json_file, results)
     if markdown is not None:

@@ -1,11 +1,13 @@
 """Pictures of claims."""
 
+import msgspec
 import pytest
 from paired_runs import a_run, store_runs, write_files
 
-from protofleet.experiments.claim_figures import draw
+from protofleet.experiments.claim_figures import draw, look_of
+from protofleet.experiments.claim_files import draw_claims
 from protofleet.experiments.claim_registry import load_claims
-from protofleet.experiments.claim_results import current_runs, result_of
+from protofleet.experiments.claim_results import result_of
 
 
 @pytest.mark.parametrize("measure", ["last", "equal_bytes", "rounds_to", "uplink"])
@@ -22,9 +24,34 @@ def test_a_picture_of_each_measure_is_drawn_twice_alike(tmp_path, monkeypatch, m
     runs += [a_run("B", seed, [0.5, 0.5, 0.65 - seed / 50], loss=0.5, up=900) for seed in (1, 2, 3)]
     store_runs(tmp_path / "one", experiment, *runs)
     (claim,) = load_claims(tmp_path / "papers")
-    result, runs = result_of(claim, tmp_path), current_runs(experiment, tmp_path / "one")
+    result = result_of(claim, tmp_path)
     for name in ("a.png", "b.png"):
-        draw(result, runs, tmp_path / name)
+        draw(result, tmp_path / name)
     drawn = (tmp_path / "a.png").read_bytes()
     assert drawn == (tmp_path / "b.png").read_bytes()
     assert drawn.startswith(b"\x89PNG")
+
+
+def test_a_picture_stays_where_a_curve_is_elsewhere(tmp_path, monkeypatch):
+    """Earlier figures may lack them; without a picture what there is is drawn."""
+    monkeypatch.chdir(tmp_path)
+    experiment = write_files(tmp_path)
+    runs = [a_run(label, seed, [0.5, 0.6, 0.7]) for label in "AB" for seed in (1, 2)]
+    store_runs(tmp_path / "one", experiment, *runs)
+    (claim,) = load_claims(tmp_path / "papers")
+    result = result_of(claim, tmp_path)
+    less = msgspec.structs.replace(result, curves={"A": result.curves["A"]})
+    picture = tmp_path / "claims-fedx-better.png"
+    drawn = [
+        draw_claims([one], tmp_path)[one.id].read_bytes() for one in (less, result, less, result)
+    ]
+    assert drawn[0] != drawn[1] == drawn[2] == drawn[3]
+    assert draw_claims([msgspec.structs.replace(result, outcomes=())], tmp_path) == {}
+    assert picture.is_file()
+
+
+def test_curves_are_told_apart():
+    """A claim's first eight methods by colour, further ones by their line."""
+    looks = [look_of(number) for number in range(13)]
+    assert len({(one["color"], one["ls"]) for one in looks}) == len(looks)
+    assert len({one["color"] for one in looks[:8]}) == 8

@@ -1,5 +1,7 @@
 """The papers' claims as files: what is read and refused, and that the committed ones fit."""
 
+import re
+
 import pytest
 
 from protofleet.errors import InputError
@@ -33,6 +35,12 @@ setting = "digits"
 """
 _COMPARED = '[[claims.comparisons]]\nmethod = "A"\nagainst = "B"\n'
 _SECTION = 'sections = ["personalisation"]\n'
+
+
+def figures_in(remark):
+    """What looks measured in it."""
+    words = re.sub(r"\]\([^)]*\)|\w+ = [0-9.]+", "", remark)
+    return re.findall(r"\d|%|\bper cent\b|\bpoints?\b", words)
 
 
 @pytest.fixture
@@ -87,6 +95,7 @@ def test_rows_are_every_measure_of_every_section():
         (_SECTION + 'measures = ["recovery"]\n', "`recovery`: expected `[dynamic]` in one"),
         (_SECTION + 'measures = ["last", "rounds_to"]\n', "differences or ratios, got both"),
         (_SECTION + "paper = {global = 1.0}\n", "no 'global' in `sections`"),
+        ('measures = ["uplink"]\nrelative = true\n', "`relative`: expected differences"),
         ('measures = ["uplink"]\nthreshold = 0.0\n', "a ratio above 0"),
         ('sections = ["loss", "personalisation"]\n', "a comparison of its own for 'loss'"),
         (_SECTION + "papers = 1.0\n", "papers"),
@@ -144,3 +153,21 @@ def test_every_committed_claim_fits_its_experiment_and_every_experiment_has_a_cl
     names = {f"claims/{file.stem}" for file in CLAIMS.parent.glob("*.toml")}
     assert experiments_of(claims).keys() >= names
     assert all(any(not one.detail for one in each.claim.comparisons) for each in claims)
+
+
+@pytest.mark.parametrize("claim", [one.claim for one in load_claims()], ids=lambda one: one.id)
+def test_remarks_of_committed_claims_have_no_figures(claim):
+    """Those are measured. Digits may stand in a link's target and in a setting such as β = 0."""
+    assert figures_in(claim.remarks) == []
+
+
+@pytest.mark.parametrize(
+    ("remark", "has"),
+    [
+        ("Alone it has 90.6.", True),
+        ("It is two points behind.", True),
+        ("β = 0 is as far ([there](#one-2)).", False),
+    ],
+)
+def test_what_counts_as_a_figure(remark, has):
+    assert bool(figures_in(remark)) == has

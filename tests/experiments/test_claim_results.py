@@ -5,7 +5,9 @@ import pytest
 from paired_runs import a_run, store_runs, write_files
 
 from protofleet.experiments.claim_registry import load_claims
-from protofleet.experiments.claim_results import progress_of, result_of
+from protofleet.experiments.claim_results import or_earlier, progress_of, result_of, varied
+from protofleet.experiments.claim_text import verdict_text
+from protofleet.experiments.config import committed, load_experiment
 
 
 @pytest.fixture
@@ -90,6 +92,66 @@ def test_the_rest_takes_what_each_methods_rounds_took_without_final_fits(place):
     store_runs(place, experiment, *runs, *slow)
     progress = progress_of("one.toml", experiment, place)
     assert (progress.rounds_left, progress.seconds_left) == (9, 3 * 2.0 + 6 * 10.0)
+
+
+def test_a_run_that_diverged_is_neither_left_to_run_nor_forgotten(place):
+    experiment = write_files(place)
+    runs = [a_run(label, seed, [0.4 + seed / 10] * 3) for label in "AB" for seed in (1, 2)]
+    runs += [a_run("A", 3, [0.9] * 3), stopped("B", 3)]
+    store_runs(place / "one", experiment, *runs)
+    progress = progress_of("one", experiment, place / "one")
+    assert (progress.diverged, progress.rounds_left) == ({"A": (), "B": (3,)}, 0)
+    assert progress.finished
+    (claim,) = load_claims(place / "papers")
+    first = result_of(claim, place).outcomes[0]
+    assert first.diverged == {"B": (3,)}
+    assert verdict_text(first) == "not decided; B diverged with seed 3"
+
+
+def stopped(label, seed):
+    run = a_run(label, seed, [0.1], finished=False)
+    return msgspec.structs.replace(run, stopped="a loss is not finite")
+
+
+def test_earlier_figures_count_for_each_comparison_by_what_is_claimed_now(place):
+    """Stored are A and B with two seeds; earlier there were three, another threshold and no C."""
+    experiment = write_files(place)
+    runs = [a_run(label, s, [0.5 + 0.1 * (label == "A")] * 3) for label in "AB" for s in (1, 2, 3)]
+    store_runs(place / "one", experiment, *runs)
+    (claim,) = load_claims(place / "papers")
+    earlier = result_of(claim, place)
+    assert or_earlier(earlier, earlier) is earlier
+    text = (place / "one.toml").read_text()
+    (place / "one.toml").write_text(
+        text.replace("methods = [", 'methods = [{label = "C", strategy = "fedprox"}, ')
+    )
+    file = place / "papers" / "fedx.toml"
+    more = '\n[[claims.comparisons]]\nmethod = "A"\nagainst = "C"\nsections = ["personalisation"]\n'
+    file.write_text(file.read_text().replace("paper = 2.0", "threshold = 20.0") + more)
+    (claim,) = load_claims(place / "papers")
+    result = or_earlier(result_of(claim, place / "empty"), earlier)
+    first, last = result.outcomes[0], result.outcomes[-1]
+    assert [len(one.pairs) for one in (first, last)] == [3, 0]
+    assert (first.verdict, first.paper, last.verdict) == ("refuted", None, "not measured")
+    assert result.curves.keys() == {"A", "B"}
+    (place / "one.toml").write_text(text.replace("epochs = 1", "epochs = 2"))
+    file.write_text(file.read_text().replace(more, ""))
+    (claim,) = load_claims(place / "papers")
+    changed = result_of(claim, place / "empty")
+    assert or_earlier(changed, earlier) is changed
+
+
+def test_what_a_seed_varies_follows_from_the_division():
+    people = ("the initial values", "the order of the examples")
+    assert varied(load_experiment(committed()["claims/fedali-ucihar"])) == people
+    assert varied(load_experiment(committed()["claims/fedsub-wesad-dynamic"])) == (
+        *("which of them test", "which classes come back to whom"),
+        *people,
+    )
+    assert varied(load_experiment(committed()["claims/fedhp-mnist"])) == (
+        *("who has which examples", "which of them test", "who is in a round"),
+        *people,
+    )
 
 
 def test_a_result_survives_json(place):

@@ -9,7 +9,15 @@ from rich.console import Console
 
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.claim_results import ClaimResult, digests_of, progress_of, result_of
-from protofleet.experiments.claim_text import page, show, show_progress, verdict_text
+from protofleet.experiments.claim_text import (
+    claimed_text,
+    label_of,
+    number,
+    page,
+    show,
+    show_progress,
+    verdict_text,
+)
 from protofleet.experiments.config import FOLDER
 
 
@@ -29,24 +37,25 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     """2 ± 4.303 / √3."""
     text = page([result], {result.id: "images/a.png"})
     assert (
-        "| [fedx-better](#fedx-better): A scores higher than B. | Table 1: +2 | digits | "
-        "A - B, personalisation, last round | +2.00 [-0.48, +4.48] | not decided; above +4.48 is "
-        "excluded; the paper: +2.00 (inside); elsewhere +5.00 (outside) | "
+        "| [fedx-better](#fedx-better): A scores higher than B. | +2.00 (inside); elsewhere +5.00 "
+        "(outside) | A - B > 0: +2.00 [-0.48, +4.48] | not decided | "
         "`protofleet experiment claims fedx-better` |"
     ) in text
     assert (
-        "| A - B, personalisation, last round | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
+        "| **A - B, personalisation, last round** | > 0 | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
         "+2.00 (inside); elsewhere +5.00 (outside) | 3/3 | not decided; above +4.48 is excluded |"
     ) in text
     assert (
-        "| A - B, loss, last round | 0.250 / 0.500 | -0.250 [-0.250, -0.250] | - | 3/3 | "
-        "reproduced |"
+        "| A - B, loss, last round | < 0 | 0.250 / 0.500 | -0.250, the same in all seeds | - | "
+        "3/3 | reproduced |"
     ) in text
     assert (
-        "| A ÷ B, bytes up and down | 3 kB / 3 kB | 1 [1, 1] | - | 3/3 | "
-        "not decided; below 1 is excluded |"
+        "| A ÷ B, bytes up and down | < 1 | 3 kB / 3 kB | 1, the same in all seeds | - | 3/3 | "
+        "not decided |"
     ) in text
     assert "(images/a.png)" in text
+    assert "- By seed differ who has which examples, which of them test, the initial" in text
+    assert "- who has which examples and which of them test: [fedx-better](#fedx-better)" in text
     assert "As expected." in text
 
 
@@ -60,12 +69,37 @@ def test_missing_seeds_make_a_verdict_one_so_far(result):
     assert verdict_text(one) == "so far reproduced"
 
 
+def test_other_comparisons_of_the_claims_measure_are_counted(result):
+    """B's loss is surely higher, and its bytes are the same."""
+    results = tuple(msgspec.structs.replace(one, detail=False) for one in result.outcomes)
+    text = page([msgspec.structs.replace(result, outcomes=results)], {})
+    assert "| not decided; 2 more: 1 yes, 1 not decided |" in text
+
+
+def test_a_seed_that_diverged_is_told_and_is_not_missing(result):
+    one = msgspec.structs.replace(result.outcomes[1], asked=5, diverged={"A": (4,), "B": (4, 5)})
+    assert verdict_text(one) == ("reproduced; A diverged with seed 4; B diverged with seeds 4-5")
+
+
+def test_a_paper_is_neither_inside_nor_outside_of_an_interval_without_width(result):
+    one = msgspec.structs.replace(result.outcomes[2], paper=0.9)
+    text = page([msgspec.structs.replace(result, outcomes=(result.outcomes[0], one))], {})
+    assert "| 1, the same in all seeds | 0.9 | 3/3 |" in text
+
+
+def test_a_relative_difference_and_a_margin_are_told(result):
+    one = msgspec.structs.replace(result.outcomes[0], relative=True, threshold=-2.0)
+    assert label_of(one) == "A - B, relative, personalisation, last round"
+    assert claimed_text(one) == "> -2 %"
+    assert number(one, 2.5) == "+2.50 %"
+
+
 def test_the_terminal_shows_what_is_claimed_and_what_was_found(result):
     console = Console(file=io.StringIO(), width=100)
     show([result], console)
     printed = console.file.getvalue()
     assert "fedx-better: A scores higher than B." in printed
-    assert "A - B, personalisation, last round (3/3 seeds): +2.00 [-0.48, +4.48]" in printed
+    assert "A - B, personalisation, last round > 0 (3/3 seeds): +2.00 [-0.48, +4.48]" in printed
     assert "loss" not in printed  # a detail
 
 
@@ -77,7 +111,7 @@ def test_the_terminal_says_once_that_nothing_is_measured(tmp_path, monkeypatch):
     show([result_of(claim, tmp_path)], console)
     (told,) = console.file.getvalue().splitlines()[1:]
     assert told == (
-        "  A - B, personalisation, last round (0/3 seeds): not measured; the paper +2.00; "
+        "  A - B, personalisation, last round > 0 (0/3 seeds): not measured; the paper +2.00; "
         "elsewhere +5.00"
     )
 
@@ -107,13 +141,17 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     for one, found in zip(claims, results, strict=True):
         words = one.claim.claim, one.claim.printed, one.claim.setting
         assert (found.claim, found.printed, found.setting) == words
+        assert found.remarks == " ".join(one.claim.remarks.split())
         compared = [
-            (each.method, each.against, *row, each.printed(row[1]), each.expect)
+            (each.method, each.against, *row, each.printed(row[1]), each.expect, each.relative)
             for each in one.claim.comparisons
             for row in each.rows()
         ]
         assert compared == [
-            (each.method, each.against, each.measure, each.section, each.paper, each.expect)
+            (
+                *(each.method, each.against, each.measure, each.section),
+                *(each.paper, each.expect, each.relative),
+            )
             for each in found.outcomes
         ]
     assert drawn.keys() <= {one.id for one in results}

@@ -31,7 +31,7 @@ def test_a_tiny_claim_is_trained_tested_and_written(place, capsys):
     outputs = ("--markdown", "claims.md", "--json", "claims.json", "--pictures", "images")
     assert claims("--workers", "1", *outputs) == 0
     printed = capsys.readouterr().out
-    assert "A - B, personalisation, last round (2/2 seeds): " in printed
+    assert "A - B, personalisation, last round > 0 (2/2 seeds): " in printed
     (result,) = json.loads((place / "claims.json").read_bytes())
     assert result["outcomes"][0]["verdict"] in {"reproduced", "refuted", "not decided"}
     assert [pair[0] for pair in result["outcomes"][0]["pairs"]] == [1, 2]

@@ -13,9 +13,9 @@ from protofleet.experiments.claim_text import verdict_text
 from protofleet.experiments.comparisons import (
     Estimate,
     compare,
-    difference,
+    geometric_mean,
+    mean_of,
     median_of_bounded,
-    ratio,
     verdict_of,
 )
 from protofleet.experiments.config import Dynamic, ScoreSettings
@@ -27,7 +27,7 @@ RNG = np.random.default_rng(5)
 @pytest.mark.parametrize("n", [2, 3, 5, 30])
 def test_a_difference_has_the_interval_of_the_paired_t_test(n):
     one, other = RNG.normal(70, 3, n), RNG.normal(69, 3, n)
-    found = difference(one, other)
+    found = mean_of(one - other)
     expected = scipy.stats.ttest_rel(one, other).confidence_interval(0.95)
     assert found.value == pytest.approx(np.mean(one) - np.mean(other))
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
@@ -36,7 +36,7 @@ def test_a_difference_has_the_interval_of_the_paired_t_test(n):
 @pytest.mark.parametrize("n", [2, 5, 12])
 def test_a_ratio_has_the_interval_of_its_logarithm(n):
     one, other = RNG.integers(3, 20, n).astype(float), RNG.integers(3, 20, n).astype(float)
-    found = ratio(one, other)
+    found = geometric_mean(one / other)
     expected = scipy.stats.ttest_1samp(np.log(one / other), 0).confidence_interval(0.95)
     assert found.value == pytest.approx(scipy.stats.gmean(one / other))
     assert (found.low, found.high) == pytest.approx(
@@ -45,8 +45,8 @@ def test_a_ratio_has_the_interval_of_its_logarithm(n):
 
 
 def test_a_ratio_of_swapped_methods_is_the_inverse():
-    one, other = [4.0, 6.0, 9.0], [8.0, 7.0, 12.0]
-    there, back = ratio(one, other), ratio(other, one)
+    ratios = np.array([0.5, 0.8, 1.25])
+    there, back = geometric_mean(ratios), geometric_mean(1 / ratios)
     assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
 
 
@@ -100,7 +100,7 @@ def test_the_ends_of_an_interval_belong_to_it():
 
 def test_too_few_values_have_no_interval():
     with pytest.raises(InputError, match="at least two values, got 1"):
-        difference([1.0], [2.0])
+        mean_of([1.0])
 
 
 def compared(*runs, asked=3, settings=SETTINGS, dynamic=None, **fields):
@@ -288,6 +288,31 @@ def test_bytes_of_a_method_that_moves_none_are_no_ratio():
     runs += [a_run("B", s, [0.5], up=0, down=0) for s in (1, 2)]
     (found,) = compared(*runs, measures=("bytes",), sections=())
     assert (found.pairs, found.verdict) == ((), "not measured")
+
+
+def test_a_relative_difference_is_in_per_cent_of_the_other():
+    """0.6 ÷ 0.5 and 0.7 ÷ 0.5: 20 and 40 per cent more."""
+    runs = [a_run("A", 1, [0.6]), a_run("A", 2, [0.7])] + [a_run("B", s, [0.5]) for s in (1, 2)]
+    (found,) = compared(*runs, relative=True, paper=30.0)
+    assert found.estimate.value == pytest.approx(30)
+    assert (found.is_ratio, found.threshold, found.paper_inside) == (False, 0.0, True)
+
+
+def test_a_relative_difference_to_nothing_is_not_measured():
+    runs = [a_run(label, s, [score]) for s in (1, 2) for label, score in (("A", 0.6), ("B", 0.0))]
+    (found,) = compared(*runs, relative=True)
+    assert (found.estimate, found.verdict) == (None, "not measured")
+
+
+@pytest.mark.parametrize(
+    ("behind", "verdict"),
+    [([1.0, 1.1], "reproduced"), ([4.0, 4.1], "refuted"), ([1.0, 3.0], "not decided")],
+)
+def test_a_threshold_below_zero_is_the_margin_of_being_no_worse(behind, verdict):
+    """A is so many points behind B, and is claimed to be less than two."""
+    runs = [a_run("A", s, [0.8 - points / 100]) for s, points in zip((1, 2), behind, strict=True)]
+    (found,) = compared(*runs, *(a_run("B", s, [0.8]) for s in (1, 2)), threshold=-2.0)
+    assert found.verdict == verdict
 
 
 def test_a_loss_is_compared_as_it_is():

@@ -80,10 +80,14 @@ def test_a_method_that_diverges_does_not_stop_the_others(run, tmp_path, lr):
         },
         {"label": "FedAvg", "strategy": "fedavg"},
     ]
+    chosen = experiment(methods=methods, rounds=4)
     with pytest.raises(ProtofleetError, match=r"1 of 2 runs stopped, .*Wild.* table digits"):
-        run(experiment(methods=methods, rounds=4))
+        run(chosen)
     assert load_run(tmp_path / "runs" / "fedavg" / "seed-1").finished
-    assert not load_run(tmp_path / "runs" / "wild" / "seed-1")
+    wild = load_run(tmp_path / "runs" / "wild" / "seed-1")
+    assert (wild.finished, wild.rounds) == (False, ())
+    assert "expected" in wild.stopped or "finite" in wild.stopped
+    assert wild.digest == digest(chosen, chosen.methods[0])
 
 
 @pytest.mark.slow(seconds=30)
