@@ -122,12 +122,13 @@ def answering(monkeypatch, act):
 
 
 def _killed_actor():
-    """Ends the process of one actor by SIGKILL; its id, if there was any."""
+    """Ends the process of one actor by SIGKILL; its niceness, if there was any."""
     for pid in sorted(descendants(os.getpid())):
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ClientActor"):
+                niceness = os.getpriority(os.PRIO_PROCESS, pid)
                 os.kill(pid, signal.SIGKILL)
-                return [pid]
+                return [niceness]
     return []
 
 
@@ -147,7 +148,10 @@ def test_local_mqtt_and_ray_give_the_same_scores(ray, run):  # noqa: ARG001 - Ra
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(400)
 def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):
-    """Actors die, half of them by SIGKILL; then the run is interrupted, and goes on."""
+    """Actors die, half of them by SIGKILL; then the run is interrupted, and goes on.
+
+    They had the priority of the command that started Ray.
+    """
     expected = run("local")
     lost, killed, stops = [], [], [22]
 
@@ -171,6 +175,7 @@ def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeyp
     records = [_untimed(record) for one in left for record in one.rounds]
     assert len(lost) + len(killed) >= 5
     assert len(killed) >= 2
+    assert set(killed) == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert [one.engine for one in left] == ["ray", "ray"]
     assert records == expected[1]
     assert states == expected[0][-len(states) :]
@@ -229,10 +234,9 @@ def test_two_commands_at_once_on_a_cluster_score_as_the_local_engine(tmp_path):
 @pytest.mark.slow(seconds=30)
 def test_another_version_on_a_machine_of_the_cluster_is_refused(ray, run, monkeypatch):
     """And Ray, which was started here, tells its makers nothing, and ends with the run."""
-    from ray._private.usage.usage_lib import usage_stats_enabled  # noqa: PLC0415 - an extra
+    from ray._common.usage.usage_lib import usage_stats_enabled  # noqa: PLC0415 - an extra
 
     monkeypatch.setattr(ray_workers, "__version__", "0.0")
-    assert usage_stats_enabled()
     with pytest.raises(InputError, match=r"a machine of the cluster has protofleet .*, this one"):
         run("ray")
     assert not usage_stats_enabled()
