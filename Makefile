@@ -88,7 +88,7 @@ $(MODULES): edge/web/package-lock.json | $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  "protofleet needs Python 3.11 or newer, got %d.%d: make PYTHON=/path/to/python3" % v[:2])'
-	@echo "Making the environment $(VENV) (some minutes, about 1.5 GB) ..."
+	@echo "Making the environment $(VENV) (some minutes, about 2.5 GB) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"

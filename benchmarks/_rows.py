@@ -176,6 +176,34 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+def target_met(speedup: float | None, target: float | None) -> bool | None:
+    """Whether a row's target is reached; None for one that only informs."""
+    return None if speedup is None or target is None else speedup >= target
+
+
+def met_word(speedup: float | None, target: float | None) -> str:
+    """The same for a table."""
+    return {None: "", True: "met", False: "MISSED"}[target_met(speedup, target)]
+
+
+def targets_line(rows: Iterable[tuple[str, float | None, float | None]]) -> str:
+    """How many targets are met, and the rows that miss theirs.
+
+    Args:
+        rows: of each its name, its speedup and the least that this should be.
+    """
+    judged = [one for one in rows if target_met(*one[1:]) is not None]
+    if not judged:
+        return "targets: none among these rows"
+    missed = [
+        f"{name} ({speedup:.2f} of {target:.3g})"
+        for name, speedup, target in judged
+        if not target_met(speedup, target)
+    ]
+    line = f"targets: {len(judged) - len(missed)} of {len(judged)} met"
+    return f"{line}; missed: {'; '.join(missed)}" if missed else line
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.bench,

@@ -1,30 +1,36 @@
-"""The local engine of experiments in clients per second, beside what one would use instead.
+"""The engines of experiments in clients per second, beside what one would use instead.
 
-With training and scoring: beside a plain PyTorch loop (``_plain_loop``) of the same model, data,
-batches, optimiser and scores. Without training, so that the engine is all that is left: beside
-Flower's simulation engine (``_flower_rounds``) where an interpreter that has it is given. Both
-sides play their rounds in turns, so that a machine's moods hit them equally.
+The local engine with training and scoring: beside a plain PyTorch loop (``_plain_loop``) of the
+same model, data, batches, optimiser and scores. Without training, so that the engine is all that is
+left: beside Flower's simulation engine (``_flower_rounds``) where an interpreter that has it is
+given. Ray's engine: beside the local one. Both sides play their rounds in turns, so that a
+machine's moods hit them equally.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.benchmarks._engine_peers import (
+    EnginePeer,
+    flower_engine,
+    local_engine,
+    plain_loop,
+)
 from protofleet.benchmarks._process_times import cpu_s, descendants
-from protofleet.benchmarks._rows import aligned, short
+from protofleet.benchmarks._rows import aligned, met_word, short, targets_line
 from protofleet.benchmarks._synthetic_bundle import (
     SETTINGS,
     synthetic_data,
@@ -32,18 +38,23 @@ from protofleet.benchmarks._synthetic_bundle import (
 )
 from protofleet.benchmarks._timing import Sample
 from protofleet.datasets import DeviceData
-from protofleet.errors import MissingDataError, UnavailableError
+from protofleet.errors import MissingDataError
 from protofleet.experiments.config import Experiment, find, load_experiment
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, Preparation, PreparedData
 from protofleet.experiments.processes import processes
+from protofleet.experiments.ray_workers import ray_cluster
 from protofleet.experiments.run import Job
 from protofleet.experiments.workers import OpenWorkers
 from protofleet.federation.records import RoundRecord
 
 Tell = Callable[[str], object]
 """Progress for people."""
-
+MeasuredEngine = Literal["local", "ray"]
+_ENGINES: dict[MeasuredEngine, Callable[[int], AbstractContextManager[OpenWorkers]]] = {
+    "local": processes,
+    "ray": ray_cluster,
+}
 _TRAINED = (
     ("perceptron 768-128-64-6", "all/ucihar-small"),
     ("HART, 2 blocks, width 48", "fedali/ucihar-small"),
@@ -59,7 +70,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     """Clients per second of the engine and of what it is compared with.
 
     Attributes:
-        engine: ``local``.
+        engine: ``local`` or ``ray``.
         model: what a client trains, or how large what it returns untrained is.
         clients: of a round.
         cores: of either side.
@@ -67,10 +78,12 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
         clients_per_second: median over the rounds.
         against: what is beside it; None: nothing.
         plain_clients_per_second: of that, likewise.
+        cpu_ms, plain_cpu_ms: processor time per client, of all processes of either side.
         ratio: median over pairs of rounds of ours ÷ theirs; above 1 we are faster.
         ratio_p25, ratio_p75: quartiles of these.
-        cpu_ratio: processor time of theirs ÷ ours, of all processes and rounds together; other work
-            on the machine disturbs it less. None: not known here.
+        cpu_ratio: processor time of theirs ÷ ours; other work on the machine disturbs it less.
+            None: not known here.
+        target: least ``ratio``; None where the row only informs.
         pairs: how many.
     """
 
@@ -82,26 +95,14 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     clients_per_second: float
     against: str | None = None
     plain_clients_per_second: float | None = None
+    cpu_ms: float | None = None
+    plain_cpu_ms: float | None = None
     ratio: float | None = None
     ratio_p25: float | None = None
     ratio_p75: float | None = None
     cpu_ratio: float | None = None
+    target: float | None = None
     pairs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePeer:
-    """What plays a round in turn with the engine.
-
-    Attributes:
-        name: for the table.
-        seconds: plays a round; how long it took.
-        process: id of the process whose children it lives in; None: of this one's.
-    """
-
-    name: str
-    seconds: Callable[[], float]
-    process: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +110,16 @@ class EngineOptions:
     """What is measured, and beside what.
 
     Attributes:
+        engine: which one is measured.
         quick: fewer rounds and clients.
         only: parts of models' names; empty: all.
         data_root: folder of the published data sets; UCI-HAR's shape is imitated where it lacks.
-        flower: interpreter that has ``flwr[simulation]``; None: no comparison with it.
+        flower: interpreter that has ``flwr[simulation]``, to be beside the local engine; None: no
+            comparison with it.
         cores: processes of either side; None: one per core.
     """
 
+    engine: MeasuredEngine = "local"
     quick: bool = False
     only: tuple[str, ...] = ()
     data_root: Path = Path("data")
@@ -131,19 +135,20 @@ def run(options: EngineOptions, tell: Tell) -> Iterator[EngineRow]:
     """A row for each model; ``tell`` hears what is being done.
 
     Raises:
+        ModuleNotFoundError: Ray is asked for and not installed.
         UnavailableError: the interpreter does not play Flower's rounds.
     """
     cores = options.cores or len(os.sched_getaffinity(0))
     pairs = 3 if options.quick else 15
-    with tempfile.TemporaryDirectory() as folder, processes(cores) as opened:
+    with tempfile.TemporaryDirectory() as folder, _ENGINES[options.engine](cores) as opened:
         for model, name in _TRAINED:
             if options.wants(model):
                 tell(f"{model}: compiling and dividing the data")
-                case = _Case(Path(folder) / model.split()[0], model, cores, pairs)
+                case = _Case(Path(folder) / model.split()[0], model, options.engine, cores, pairs)
                 yield _trained(case, name, options.data_root, opened, tell)
         for model, floats, clients in _UNTRAINED:
             if options.wants(model):
-                case = _Case(Path(folder) / str(floats), model, cores, pairs)
+                case = _Case(Path(folder) / str(floats), model, options.engine, cores, pairs)
                 sizes = floats, clients // 4 if options.quick else clients
                 yield _untrained(case, sizes, opened, options.flower, tell)
 
@@ -152,19 +157,26 @@ def run(options: EngineOptions, tell: Tell) -> Iterator[EngineRow]:
 class _Case:
     folder: Path
     model: str
+    engine: MeasuredEngine
     cores: int
     pairs: int
+
+    def beside(
+        self, job: Job, local: Callable[[], AbstractContextManager[EnginePeer | None]]
+    ) -> AbstractContextManager[EnginePeer | None]:
+        """What plays its rounds in turn with ours: ``local`` makes what the local engine meets."""
+        return local() if self.engine == "local" else local_engine(job, self.cores)
 
     def row(
         self, job: Job, opened: OpenWorkers, peer: EnginePeer | None, data: str, tell: Tell
     ) -> EngineRow:
         """Play rounds in turns."""
         turns = _Turns(peer, lambda round_id: self._tell(tell, round_id))
-        run_local(job, opened=opened, watch=turns)
+        run_local(job, opened=opened, watch=turns, engine=self.engine)
         ours, theirs = turns.ours[_WARM_UP:], turns.theirs[_WARM_UP:]
         clients = len(job.clients)
         row = EngineRow(
-            engine="local",
+            engine=self.engine,
             model=self.model,
             clients=clients,
             cores=self.cores,
@@ -175,7 +187,7 @@ class _Case:
         if peer is None:
             return row
         ratios = sorted(b.wall_s / a.wall_s for a, b in zip(ours, theirs, strict=True))
-        cpu = sum(one.cpu_s for one in ours), sum(one.cpu_s for one in theirs)
+        cpu_ms, plain_cpu_ms = _cpu_ms(clients, ours), _cpu_ms(clients, theirs)
         return msgspec.structs.replace(
             row,
             against=peer.name,
@@ -183,7 +195,10 @@ class _Case:
             ratio=round(statistics.median(ratios), 3),
             ratio_p25=round(ratios[len(ratios) // 4], 3),
             ratio_p75=round(ratios[-1 - len(ratios) // 4], 3),
-            cpu_ratio=round(cpu[1] / cpu[0], 3) if all(cpu) else None,
+            cpu_ms=cpu_ms,
+            plain_cpu_ms=plain_cpu_ms,
+            cpu_ratio=round(plain_cpu_ms / cpu_ms, 3) if cpu_ms and plain_cpu_ms else None,
+            target=peer.target,
         )
 
     def _tell(self, tell: Tell, round_id: int) -> None:
@@ -193,6 +208,12 @@ class _Case:
 
 def _per_second(clients: int, rounds: Sequence[Sample]) -> float:
     return round(clients / statistics.median(one.wall_s for one in rounds), 2)
+
+
+def _cpu_ms(clients: int, rounds: Sequence[Sample]) -> float | None:
+    """Per client; None: not known here."""
+    spent_s = sum(one.cpu_s for one in rounds)
+    return round(1e3 * spent_s / clients / len(rounds), 3) or None
 
 
 class _Turns:
@@ -235,8 +256,6 @@ def _since(before: Sample, others: frozenset[int]) -> Sample:
 
 
 def _trained(case: _Case, name: str, data_root: Path, opened: OpenWorkers, tell: Tell) -> EngineRow:
-    from protofleet.benchmarks._plain_loop import PlainSpec, plain_rounds  # noqa: PLC0415 - torch
-
     whole = load_experiment(find(name))
     method = next(one for one in whole.methods if one.strategy == "fedavg")
     experiment = msgspec.structs.replace(whole, methods=(method,), seeds=(1,))
@@ -247,28 +266,9 @@ def _trained(case: _Case, name: str, data_root: Path, opened: OpenWorkers, tell:
     except MissingDataError:
         data, told = _imitated(case.folder), "random, of UCI-HAR's shape"
     job = _job(experiment, case, preparation.bundle(method, 1, data), data)
-    training = job.plan().settings
-    model = experiment.model_of(method)
-    spec = PlainSpec(
-        model=model.name,
-        settings=model.settings,
-        classes=len(data.classes),
-        clients=tuple(files.own for _, files in sorted(data.clients.items())),
-        pooled=data.pooled,
-        optimiser=training["optimiser"],
-        epochs=training["epochs"],
-        batch_size=training["batch_size"],
-    )
     tell(f"{case.model}: first rounds")
-    with plain_rounds(spec, case.cores) as plain:
-        peer = EnginePeer(name="plain PyTorch", seconds=lambda: _timed(plain.round))
+    with case.beside(job, lambda: plain_loop(job, case.cores)) as peer:
         return case.row(job, opened, peer, told, tell)
-
-
-def _timed(play: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    play()
-    return time.perf_counter() - started
 
 
 def _imitated(folder: Path) -> PreparedData:
@@ -355,62 +355,43 @@ def _untrained(
     data = _prepared(files, examples.classes, examples.x_train.shape[1:], None)
     job = _job(msgspec.convert(_UNTRAINED_EXPERIMENT, Experiment), case, bundle, data)
     tell(f"{case.model}: first rounds")
-    if flower is None:
-        return case.row(job, opened, None, "none", tell)
-    with _flower(flower, (floats, clients, case.cores)) as peer:
+    numbers = floats, clients, case.cores
+    with case.beside(
+        job, lambda: flower_engine(flower, numbers) if flower else nullcontext()
+    ) as peer:
         return case.row(job, opened, peer, "none", tell)
-
-
-@contextmanager
-def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[EnginePeer]:
-    script = Path(__file__).with_name("_flower_rounds.py")
-    command = [str(interpreter), "-I", str(script), *map(str, numbers)]
-    with tempfile.TemporaryFile() as log:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        if child.stdin is None or child.stdout is None:
-            raise UnavailableError("Flower: its process has no pipes")
-        asked, answers = child.stdin, child.stdout
-
-        def answer() -> str:
-            if not (line := answers.readline()):
-                log.seek(0)
-                words = log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-                raise UnavailableError(
-                    f"Flower in '{interpreter}': ended, its last words: {words[-1]}; it needs an "
-                    "environment with flwr[simulation] (docs/benchmarks.md)"
-                )
-            return line.strip()
-
-        def play() -> float:
-            asked.write("\n")
-            asked.flush()
-            return float(answer())
-
-        try:
-            yield EnginePeer(name=f"Flower {answer()}", seconds=play, process=child.pid)
-        finally:
-            asked.close()
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
 
 
 def show(rows: Sequence[EngineRow], echo: Callable[[str], object]) -> None:
     """A table for people."""
-    head = ("model", "clients", "data", "clients/s", "against", "clients/s", "ratio", "CPU ratio")
-    lines = [head, *map(_cells, rows)]
-    for line in aligned(lines, right=(1, 3, 5)):
+    times = ("clients/s", "CPU ms")
+    head = ("model", "clients", "data", *times, "against", *times, "ratio", "CPU ratio")
+    lines = [(*head, "target", ""), *map(_cells, rows)]
+    for line in aligned(lines, right=(1, 3, 4, 6, 7, 10)):
         echo(line)
+
+
+def verdict(rows: Sequence[EngineRow]) -> str:
+    """How many targets are met, and the rows that miss theirs."""
+    return targets_line((f"{row.model}, {row.against}", row.ratio, row.target) for row in rows)
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
     ours = (row.model, str(row.clients), row.data, short(row.clients_per_second))
     if row.ratio is None or row.plain_clients_per_second is None:
-        return (*ours, "nothing", "", "", "")
-    spread = f"{row.ratio:.2f} ({row.ratio_p25:.2f} to {row.ratio_p75:.2f})"
-    cpu = "" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}"
-    return (*ours, str(row.against), short(row.plain_clients_per_second), spread, cpu)
+        return (*ours, "", "nothing", "", "", "", "", "", "")
+    return (
+        *ours,
+        _short(row.cpu_ms),
+        str(row.against),
+        short(row.plain_clients_per_second),
+        _short(row.plain_cpu_ms),
+        f"{row.ratio:.2f} ({row.ratio_p25:.2f} to {row.ratio_p75:.2f})",
+        "" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}",
+        _short(row.target),
+        met_word(row.ratio, row.target),
+    )
+
+
+def _short(value: float | None) -> str:
+    return "" if value is None else short(value)

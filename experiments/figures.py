@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -30,7 +31,13 @@ _MARKERS = "osD^v<>"
 _PAPER = "#b3bcc5"
 _PANEL_IN = (4.9, 4.3)
 _ROW_IN, _LEGEND_ROW_IN = 0.42, 0.19
+_NOTE_WIDTH = 60
 _MARKS = 9
+_TITLES: dict[Section, str] = {
+    "after_fit": "personalisation, after local training",
+    "loss": "mean loss on the own test parts",
+}
+"""Of sections whose names do not say what they are."""
 _Points = list[tuple[float, float, float]]
 
 
@@ -38,7 +45,8 @@ def curves(experiment: Experiment, results: Sequence[MethodResult], path: Path) 
     """Draw the metric over the rounds, a panel per section and a line per method.
 
     Lines are means over the seeds, bands one standard deviation over them; a star after the last
-    round is the final fit. Dotted lines are what the paper prints.
+    round is the final fit. Dotted lines are what the paper prints. A panel names the methods that
+    have run and have no such score.
 
     Args:
         experiment: its file.
@@ -49,7 +57,11 @@ def curves(experiment: Experiment, results: Sequence[MethodResult], path: Path) 
         InputError: no round was scored, or a result lacks the metric.
     """
     by_label = {label: quoted(runs) for label, runs in group(experiment, results).items()}
-    shown = [section for section in experiment.score.sections if _scored(by_label, section)]
+    scored = {
+        section: [label for label, runs in by_label.items() if _scored(runs, section)]
+        for section in experiment.score.sections
+    }
+    shown = [section for section, labels in scored.items() if labels]
     if not shown:
         raise InputError(
             f"plot '{path}': expected scored rounds of '{experiment.title}', got none; "
@@ -67,8 +79,9 @@ def curves(experiment: Experiment, results: Sequence[MethodResult], path: Path) 
                 _star(axes, runs, section, experiment.score.metric, look)
                 if runs and (printed := method.paper.get(section)):
                     _paper_line(axes, printed.mean, look)
-            axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
-            axes.set(xlabel="Round")
+            _title(axes, section)
+            lacking = [label for label in labels if label not in scored[section]]
+            axes.set(xlabel="\n".join(["Round", *_without(lacking)]))
             axes.margins(x=0.02)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0].set_ylabel(_metric(experiment.score))
@@ -135,16 +148,32 @@ def _curve_keys(
         keys.append(Patch(color=INK, alpha=0.15, lw=0, label="± std over seeds"))
     if any(method.paper for method in experiment.methods if method.label in looks):
         look: dict[str, Any] = {"marker": "o", "markevery": [1], "mfc": "white", "ms": 5.5}
-        keys.append(Line2D([0, 1], [0, 0], color=INK, ls=":", lw=1.1, label="paper", **look))
+        paper = _paper_key(experiment, by_label)
+        keys.append(Line2D([0, 1], [0, 0], color=INK, ls=":", lw=1.1, label=paper, **look))
     if any(one.final for run in runs for one in run.rounds):
         keys.append(Line2D([], [], color=INK, ls="", marker="*", ms=9, label="final fit"))
     return keys
 
 
-def _scored(by_label: dict[str, list[MethodResult]], section: Section) -> bool:
+def _paper_key(experiment: Experiment, by_label: dict[str, list[MethodResult]]) -> str:
+    """Says which runs beside the paper's figures have fewer rounds than the file asks for.
+
+    These need not be the paper's: a small file has its own number.
+    """
+    shorter = {
+        (done, asked)
+        for method in experiment.methods
+        if method.paper
+        for run in by_label[method.label]
+        if (done := len(trained(run))) < (asked := experiment.rounds_of(method))
+    }
+    told = ", ".join(f"{done} of {asked}" for done, asked in sorted(shorter))
+    return f"paper; ours after {told} rounds" if told else "paper"
+
+
+def _scored(runs: Sequence[MethodResult], section: Section) -> bool:
     return any(
         (one.scores.own_loss is not None if section == LOSS else section in one.scores.sections)
-        for runs in by_label.values()
         for run in runs
         for one in run.rounds
     )
@@ -215,7 +244,17 @@ def _section_bars(axes: Any, table: Table, section: Section) -> None:
     axes.set(ylim=(len(cells) - 0.45, -0.55), xlabel=name)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
+    _title(axes, section)
+
+
+def _title(axes: Any, section: Section) -> None:
+    title = _TITLES.get(section, section)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+
+
+def _without(labels: Sequence[str]) -> list[str]:
+    """Lines that name the methods of which a panel has no score."""
+    return wrap(f"no such score: {', '.join(labels)}", _NOTE_WIDTH) if labels else []
 
 
 def _compared(table: Table) -> bool:

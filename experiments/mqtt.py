@@ -43,11 +43,11 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
     """
     if job.method.hostile:
         raise InputError(
-            f"method '{job.method.label}': liars are played by the local engine alone; use "
-            "--engine local"
+            f"method '{job.method.label}': liars are played by the engines local and ray; use "
+            "one of these"
         )
     if job.experiment.diagnostics:
-        raise InputError("`diagnostics`: computed by the local engine alone; use --engine local")
+        raise InputError("`diagnostics`: computed by the engines local and ray; use one of these")
     with _broker(broker) as reached:
         plan = job.plan(reached)
         run_dir = plan.config.run_dir

@@ -25,6 +25,11 @@ from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpe
 from protofleet.experiments.workers import OpenWorkers, Workers
 from protofleet.threads import thread_variables
 
+STARTED_HERE = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # else a head reports its use to Ray's makers
+    "RAY_worker_niceness": "0",  # else actors wait for all other work of the machine
+}
+"""Variables of a Ray that is started here, where the environment does not set them."""
 _IN_FLIGHT = 2
 """Tasks that an actor has before it answers: one that it does, one so that it need not wait."""
 _WRITE_ROUNDS = 10
@@ -75,7 +80,8 @@ def ray_cluster(workers: int | None) -> Iterator[OpenWorkers]:
 
 def _connected(workers: int | None) -> Any:
     """Ray's module, connected to a cluster."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a started head reports its use
+    for name, value in STARTED_HERE.items():
+        os.environ.setdefault(name, value)
     import ray  # noqa: PLC0415 - an extra, and a second to load
 
     address = os.environ.get("RAY_ADDRESS", "local")

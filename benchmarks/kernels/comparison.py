@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from protofleet.benchmarks._rows import aligned, short
+from protofleet.benchmarks._rows import aligned, met_word, short, target_met, targets_line
 from protofleet.benchmarks._timing import Sample
 
 _HEAD = ("kernel", "case", "threads", "ours ms", "baseline", "its ms", "speedup", "target", "")
@@ -88,7 +88,7 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def met(self) -> bool | None:
         """Whether the target is reached; None where there is none."""
-        return None if self.target is None else self.speedup >= self.target
+        return target_met(self.speedup, self.target)
 
     @property
     def label(self) -> str:
@@ -129,14 +129,7 @@ def show_kernels(rows: Sequence[KernelRow], echo: Callable[[str], object]) -> No
 
 def verdict(rows: Sequence[KernelRow]) -> str:
     """How many targets are met, and the rows that miss theirs."""
-    judged = [row for row in rows if row.target is not None]
-    if not judged:
-        return "targets: none among these rows"
-    missed = [
-        f"{row.label} ({row.speedup:.2f} of {row.target:.3g})" for row in judged if not row.met
-    ]
-    line = f"targets: {len(judged) - len(missed)} of {len(judged)} met"
-    return f"{line}; missed: {'; '.join(missed)}" if missed else line
+    return targets_line((row.label, row.speedup, row.target) for row in rows)
 
 
 def _block(rows: Sequence[KernelRow]) -> list[tuple[str, ...]]:
@@ -154,6 +147,5 @@ def _block(rows: Sequence[KernelRow]) -> list[tuple[str, ...]]:
 
 
 def _judged(row: KernelRow) -> tuple[str, str, str]:
-    if row.target is None:
-        return f"{row.speedup:.2f}", "", ""
-    return f"{row.speedup:.2f}", f"{row.target:.3g}", "met" if row.met else "MISSED"
+    target = "" if row.target is None else f"{row.target:.3g}"
+    return f"{row.speedup:.2f}", target, met_word(row.speedup, row.target)

@@ -383,10 +383,17 @@ _command("parity", "Every program of every model against PyTorch; long.", _only_
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Interpreter with flwr[simulation], to measure beside.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Which one; ray is measured beside local.",
+)
 @click.option("--cores", type=click.IntRange(1), help="Of either side.  [default: all]")
 @_only_model
 def experiments(json_file: Path | None, **options: Any) -> None:
-    """The local engine of experiments, beside a plain PyTorch loop and Flower.
+    """The local engine of experiments, beside a plain PyTorch loop and Flower, each with a target.
 
     Clients per second: with training and scoring beside the loop, without training beside
     Flower's simulation engine. docs/benchmarks.md tells how to make an environment for that.
@@ -400,6 +407,7 @@ def experiments(json_file: Path | None, **options: Any) -> None:
         if json_file is not None:
             result.write(json_file)
     engine.show(rows, click.echo)
+    click.echo(f"\n{engine.verdict(rows)}")
 
 
 @bench.command()

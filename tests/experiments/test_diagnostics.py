@@ -49,5 +49,5 @@ def test_every_round_tells_of_its_layers_and_without_a_request_of_clustering_alo
     assert [one.scores for one in plain.rounds] == [one.scores for one in asked.rounds]
     with pytest.raises(InputError, match="expected test examples of everybody"):
         run({"score": {"pooled_limit": 0}}, tmp_path)
-    with pytest.raises(InputError, match="`diagnostics`: computed by the local engine alone"):
+    with pytest.raises(InputError, match="`diagnostics`: computed by the engines local and ray"):
         run({"score": {"pooled_limit": 64}}, tmp_path, engine="mqtt")

@@ -1,19 +1,22 @@
-"""``--engine ray`` gives the bits of the local engine, also when actors are lost.
+"""``--engine ray`` gives the bits of the local engine, also when actors or machines are lost.
 
-What needs Ray is skipped without it: ``pip install -c constraints.txt -e '.[ray]'``, then
-``pytest tests/experiments/test_ray_workers.py``.
+What needs Ray is skipped without it, but not in ``.ci/run``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
+from ray_extra import needs_ray
 from rich.console import Console
 
 from protofleet.benchmarks._process_times import descendants
@@ -25,6 +28,7 @@ from protofleet.experiments.config import Experiment
 from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_run, run_folder
 from protofleet.federation.server import Server
+from protofleet.settings import to_toml
 from protofleet.tensors import blobs
 
 _EXPERIMENT = {
@@ -49,12 +53,29 @@ _EXPERIMENT = {
 
 @pytest.fixture
 def ray(monkeypatch):
-    module = pytest.importorskip(
-        "ray", reason="needs Ray: pip install -c constraints.txt -e '.[ray]'"
-    )
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    needs_ray()
+    import ray  # noqa: PLC0415 - an extra
+
+    for name in ("RAY_ADDRESS", *ray_workers.STARTED_HERE):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ray_workers, "_WRITE_ROUNDS", 2)
-    return module
+    return ray
+
+
+@pytest.fixture
+def cluster(ray, monkeypatch):  # noqa: ARG001 - Ray is there
+    """What ``RAY_ADDRESS`` names: two machines of a CPU each, as far as Ray can tell."""
+    from ray.cluster_utils import Cluster  # noqa: PLC0415 - an extra
+
+    for name, value in ray_workers.STARTED_HERE.items():
+        monkeypatch.setenv(name, value)
+    machines = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    machines.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", machines.address)
+    yield machines
+    machines.shutdown()
 
 
 @pytest.fixture
@@ -70,13 +91,13 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Server, "aggregate", hashed)
 
-    def go(engine):
+    def go(engine, labels=None):
         hashes.clear()
         results = run_experiment(
             "digits",
             msgspec.convert(_EXPERIMENT, Experiment),
             tmp_path / ("wired" if engine == "mqtt" else "runs"),
-            RunOptions(data_root=tmp_path, workers=2, engine=engine),
+            RunOptions(data_root=tmp_path, workers=2, engine=engine, labels=labels),
             Console(quiet=True),
         )
         rounds = [one for result in results for one in result.rounds]
@@ -101,12 +122,13 @@ def answering(monkeypatch, act):
 
 
 def _killed_actor():
-    """Ends the process of one actor by SIGKILL; its id, if there was any."""
+    """Ends the process of one actor by SIGKILL; its niceness, if there was any."""
     for pid in sorted(descendants(os.getpid())):
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ClientActor"):
+                niceness = os.getpriority(os.PRIO_PROCESS, pid)
                 os.kill(pid, signal.SIGKILL)
-                return [pid]
+                return [niceness]
     return []
 
 
@@ -126,7 +148,10 @@ def test_local_mqtt_and_ray_give_the_same_scores(ray, run):  # noqa: ARG001 - Ra
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(400)
 def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):
-    """Actors die, half of them by SIGKILL; then the run is interrupted, and goes on."""
+    """Actors die, half of them by SIGKILL; then the run is interrupted, and goes on.
+
+    They had the priority of the command that started Ray.
+    """
     expected = run("local")
     lost, killed, stops = [], [], [22]
 
@@ -150,6 +175,7 @@ def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeyp
     records = [_untimed(record) for one in left for record in one.rounds]
     assert len(lost) + len(killed) >= 5
     assert len(killed) >= 2
+    assert set(killed) == {os.getpriority(os.PRIO_PROCESS, 0)}
     assert [one.engine for one in left] == ["ray", "ray"]
     assert records == expected[1]
     assert states == expected[0][-len(states) :]
@@ -158,12 +184,62 @@ def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeyp
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow(seconds=60)
+@pytest.mark.timeout(400)
+def test_a_lost_machine_of_a_cluster_costs_no_bit(ray, cluster, run, monkeypatch):
+    """Its actor starts on the machine that comes instead; the cluster outlives the run."""
+    expected = run("local", ["Ditto"])
+    (machine,) = cluster.worker_nodes
+    alive = []
+
+    def act(_actors, count, _home):
+        if count == 4:
+            cluster.remove_node(machine, allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+        alive[:] = sorted(one["Alive"] for one in ray.nodes())
+
+    answering(monkeypatch, act)
+    assert run("ray", ["Ditto"]) == expected
+    assert alive == [False, True, True]
+    assert cluster.head_node.any_processes_alive()
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("cluster")
+def test_two_commands_at_once_on_a_cluster_score_as_the_local_engine(tmp_path):
+    """Each has a seed and one of the two machines' CPUs; data and bundles are made once."""
+    values = {**_EXPERIMENT, "rounds": 3, "seeds": [1, 2]}
+    experiment = msgspec.convert(values, Experiment)
+    method, local = experiment.methods[1], tmp_path / "local"
+    options = RunOptions(data_root=tmp_path, workers=2, labels=[method.label])
+    expected = run_experiment("digits", experiment, local, options, Console(quiet=True))
+    file = tmp_path / "digits.toml"
+    file.write_bytes(to_toml(values))
+    start = (sys.executable, "-c", "from protofleet.cli.main import main; main()", "experiment")
+    asked = ("--engine", "ray", "--workers", "1", "--methods", method.label)
+    runs = run_folder(local, method, 1).parent.name
+    drivers, folders = [], [tmp_path / f"ray-{one.seed}" for one in expected]
+    for one, folder in zip(expected, folders, strict=True):
+        shutil.copytree(local, folder, ignore=shutil.ignore_patterns(runs))
+        where = ("--seeds", str(one.seed), "--out", str(folder), "--data-root", str(tmp_path))
+        drivers.append(subprocess.Popen([*start, "run", str(file), *asked, *where]))
+    assert [one.wait() for one in drivers] == [0, 0]
+    for one, folder in zip(expected, folders, strict=True):
+        found = load_run(run_folder(folder, method, one.seed))
+        assert (found.engine, len(found.rounds)) == ("ray", 3)
+        assert [_untimed(x) for x in found.rounds] == [_untimed(x) for x in one.rounds]
+
+
 @pytest.mark.slow(seconds=30)
 def test_another_version_on_a_machine_of_the_cluster_is_refused(ray, run, monkeypatch):
-    """And Ray, which was started here, ends with the run."""
+    """And Ray, which was started here, tells its makers nothing, and ends with the run."""
+    from ray._common.usage.usage_lib import usage_stats_enabled  # noqa: PLC0415 - an extra
+
     monkeypatch.setattr(ray_workers, "__version__", "0.0")
     with pytest.raises(InputError, match=r"a machine of the cluster has protofleet .*, this one"):
         run("ray")
+    assert not usage_stats_enabled()
     assert not ray.is_initialized()
 
 

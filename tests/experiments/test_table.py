@@ -1,6 +1,7 @@
 """The table and the pictures of stored results; every expected number is worked out by hand."""
 
 import io
+import re
 
 import msgspec
 import numpy as np
@@ -490,6 +491,41 @@ def test_pictures_have_a_panel_per_section_that_was_scored(table_of, tmp_path):
         widths.append(png_size(tmp_path / "curves.png")[0])
         assert png_size(tmp_path / "bars.png")[0] > widths[-1]
     assert widths[0] < widths[1]
+
+
+def drawn_text(path):
+    """What a picture in SVG says, line by line: matplotlib notes each text before its shapes."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text(), re.DOTALL)
+
+
+def test_curves_say_in_words_what_a_panel_shows_and_who_has_no_such_score(tmp_path):
+    """FedAvg has no scores after the fit: it is named, and a method without runs is not."""
+    fit = msgspec.convert(scored(0.5, 0.5), Metrics)
+    rounds = [
+        msgspec.structs.replace(
+            one, scores=msgspec.structs.replace(one.scores, more={"after_fit": fit})
+        )
+        for one in own_scores(0.4, 0.6)
+    ]
+    methods = [a_method(), a_method("FedSub", "fedsub"), a_method("Nothing run", "fedala")]
+    experiment = an_experiment(methods, rounds=2, sections=["personalisation", "after_fit"])
+    runs = [a_run(own_scores(0.2, 0.6)), a_run(rounds, label="FedSub")]
+    figures.curves(experiment, runs, tmp_path / "curves.svg")
+    text = drawn_text(tmp_path / "curves.svg")
+    assert "personalisation, after local training" in text
+    assert "after_fit" not in text
+    assert text.count("no such score: FedAvg") == 1
+    assert not [line for line in text if "such score" in line and "Nothing run" in line]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "key"), [(3, "paper"), (150, "paper; ours after 3 of 150 rounds")]
+)
+def test_curves_say_that_ours_have_fewer_rounds_than_the_file(tmp_path, rounds, key):
+    methods = [a_method(paper={"personalisation": {"mean": 81.0}})]
+    experiment = an_experiment(methods, rounds=rounds)
+    figures.curves(experiment, [a_run(own_scores(0.1, 0.2, 0.3))], tmp_path / "curves.svg")
+    assert key in drawn_text(tmp_path / "curves.svg")
 
 
 def test_curves_of_nothing_are_refused(tmp_path):
