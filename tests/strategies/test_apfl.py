@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from closed_form import COHORTS, EXAMPLES, Clients, batches, gradient
+from oracle_errors import OracleRounds
 from oracles.apfl import Apfl
 from toy_model import LOCAL, SGD, changed
 
@@ -29,19 +30,18 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
     known = {"alpha": alpha, "lr": 0.15, "alpha_lr": rate, "every_step": every == "step"}
     oracle = Apfl(gradient, EXAMPLES, [0, 0], **known)
     drawn = {name: list(batches(name, 2, epochs=2)) for name in EXAMPLES}
+    rounds = OracleRounds("APFL", COHORTS, 5e-6)
     for cohort in COHORTS:
         updates = clients.round(cohort)
         assert set(updates[0].tensors) == {"params/w"}
         oracle.round(cohort, drawn)
         tensors = clients.server.tensors
-        np.testing.assert_allclose(tensors["params/w"], oracle.w, rtol=1e-5, atol=1e-5)
+        rounds.agree(tensors["params/w"], oracle.w)
         for name in cohort:
             state, own = clients.states[name].tensors, strategy.client_model(clients.states[name])
-            np.testing.assert_allclose(own.params["w"], oracle.mixed[name], rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(
-                state["personal/params/w"], oracle.own[name], rtol=1e-5, atol=1e-5
-            )
-            np.testing.assert_allclose(state["alpha"], oracle.alpha[name], rtol=1e-4, atol=1e-5)
+            rounds.agree(own.params["w"], oracle.mixed[name])
+            rounds.agree(state["personal/params/w"], oracle.own[name])
+            rounds.agree(state["alpha"], oracle.alpha[name])
     shares = {float(clients.states[name].tensors["alpha"]) for name in EXAMPLES}
     assert (len(shares) == 1) == (alpha_lr == 0)
 

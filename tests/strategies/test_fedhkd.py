@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from oracle_errors import OracleRounds
 from oracle_federation import COHORTS, OracleFederation, client_data, perceptron_bundle
 from oracles.fedhkd import FedHKD
 from toy_model import array, new_rng, server_tools
@@ -47,21 +48,20 @@ def _oracle(federation):
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(bundle):
     federation = OracleFederation(bundle, "fedhkd", _settings())
     oracle = _oracle(federation)
+    rounds = OracleRounds("FedHKD", COHORTS, 2e-6)
     for cohort in COHORTS:
         federation.round(cohort)
         models = oracle.round(cohort)
         tensors = federation.server.tensors
         for name, value in oracle.params.items():
-            found = tensors[f"params/{name}"]
-            np.testing.assert_allclose(found, value, rtol=2e-5, atol=1e-5, err_msg=name)
+            rounds.agree(tensors[f"params/{name}"], value)
         for label, value in oracle.features.items():
-            np.testing.assert_allclose(tensors["prototypes"][label], value, rtol=2e-5, atol=1e-5)
-            shares = oracle.predictions[label]
-            np.testing.assert_allclose(tensors["predictions"][label], shares, rtol=2e-5, atol=1e-6)
+            rounds.agree(tensors["prototypes"][label], value)
+            rounds.agree(tensors["predictions"][label], oracle.predictions[label])
         assert tensors["present"].tolist() == [label in oracle.features for label in range(3)]
         for client, model in models.items():
             own = federation.states[client].tensors["params/head.weight"]
-            np.testing.assert_allclose(own, model["head.weight"], rtol=2e-5, atol=1e-5)
+            rounds.agree(own, model["head.weight"])
 
 
 @pytest.mark.slow
