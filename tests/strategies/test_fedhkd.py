@@ -112,6 +112,19 @@ def test_it_learns_from_real_programs(bundle):
 
 
 @pytest.mark.slow
+def test_one_draw_of_noise_may_serve_all_classes_of_a_client(bundle):
+    """As in the authors' code; one for each class moves them differently."""
+    settings = (_settings(noise=sigma, noise_draw="client") for sigma in (0.0, 3.0))
+    plain, noisy = (OracleFederation(bundle, "fedhkd", each) for each in settings)
+    (still,), (moved,) = (one.round("c") for one in (plain, noisy))
+    drawn = moved.tensors["prototypes"] - still.tensors["prototypes"]
+    rows = drawn[drawn.any(axis=1)]
+    assert len(rows) == 2
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+    assert np.abs(rows).max() > 0.5
+
+
+@pytest.mark.slow
 def test_noise_moves_features_of_the_classes_that_are_there_and_no_predictions(bundle):
     """A client of two classes: their rows differ by about sigma, the third stays zero."""
     quiet, loud = (
