@@ -19,7 +19,7 @@ MODULES := edge/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
-.PHONY: demo web test quick slow check docs format bench fuzz audit aarch64 wheel clean
+.PHONY: demo web test quick slow oracles check docs format bench fuzz audit aarch64 wheel clean
 
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -41,6 +41,9 @@ quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a hal
 
 slow: $(STAMP) ## models of the papers' sizes, whose small variants make test exports, and whole tutorials; two minutes
 	$(PYTEST) -m full_size $(ARGS)
+
+oracles: $(STAMP) ## how far each method's rounds are from its oracle's in float64, as a table (docs/algorithms.md)
+	PROTOFLEET_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/strategies -k are_those_of $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

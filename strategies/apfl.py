@@ -17,8 +17,9 @@ first batch of a round α ← α - η_α <v - w, ∇f(v̄)>, clipped to [0, 1]. 
 is what the device infers with; v and α never leave it. w and v̄ have buffers of their own.
 
 Deviations:
-    - The authors' code mixes the predictions of both models, not their parameters, and adds 0.02 α
-      to the gradient of α: not offered. ``alpha_every = "step"`` is PFLlib's.
+    - The authors' code adds 0.02 α to the gradient of α (``alpha_decay`` does; the paper has none),
+      and mixes the predictions of both models, not their parameters. That is not offered: it takes
+      a training program of two models. ``alpha_every = "step"`` is PFLlib's.
     - v starts as the bundle's model.
     - The steps of w and v may be another optimiser's, each with moments of its own; α's is plain.
     - With ``local_init`` the client's own w of its last round is mixed with the received one.
@@ -92,6 +93,7 @@ class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
         alpha_lr: rate of its gradient step; absent: ``optimiser.lr``; 0: it stays as it is.
         alpha_every: whether it makes one in a ``round``, with the first batch, or in every
             ``step``.
+        alpha_decay: what is added to α's gradient, as a multiple of α; 0.02 in the authors' code.
         server: what the server makes of the clients' updates.
     """
 
@@ -99,11 +101,13 @@ class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     alpha: float = 0.5
     alpha_lr: float | None = None
     alpha_every: Literal["round", "step"] = "round"
+    alpha_decay: float = 0.0
     server: averaging.ServerStep = averaging.ServerStep()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("alpha", self.alpha, low=0, high=1)
+        check_range("alpha_decay", self.alpha_decay, low=0)
         if self.alpha_lr is not None:
             check_range("alpha_lr", self.alpha_lr, low=0, high=MOST_LR)
 
@@ -189,7 +193,8 @@ class _Mixture:
         self.tools = replace(tools, grad_fns={TASK_LOSS: self._grads})
         self._name, self._grad_fn = tools.name, tools.grad_fns[TASK_LOSS]
         lr = settings.optimiser.lr if settings.alpha_lr is None else settings.alpha_lr
-        self._lr, self._shared, self._mixed = lr, shared, TensorMap.zeros(layout)
+        self._lr, self._decay = lr, settings.alpha_decay
+        self._shared, self._mixed = shared, TensorMap.zeros(layout)
         self._every_step, self._learns = settings.alpha_every == "step", True
         self._apart = np.zeros(layout.size, np.float32)
 
@@ -219,4 +224,4 @@ class _Mixture:
                 f"{self._name}: expected a finite gradient of the mixture's share, got {slope}; "
                 "lower the learning rate or check the data"
             )
-        return min(max(self.alpha - self._lr * slope, 0.0), 1.0)
+        return min(max(self.alpha - self._lr * (slope + self._decay * self.alpha), 0.0), 1.0)

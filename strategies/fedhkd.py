@@ -23,11 +23,12 @@ softened predictions. The server averages θ by examples, H and Q by examples of
 
 Deviations:
     - Both terms are norms; the code has a divergence and a mean square in their places, over all
-      classes that any client has had, and clips gradients at 1.1 (``clip_norm`` does).
+      classes that any client has had, and clips gradients at 1.1 (``clip_norm`` does). The code's
+      terms are not offered: they take another training program in every bundle.
     - sigma is the standard deviation of the noise on each number, drawn anew for each class, and 0
-      unless it is set (the code's is 2, one draw for all classes of a client). It comes from the
-      seed of the federation, which the coordinator knows: it is part of the method, and no
-      protection from the coordinator.
+      unless it is set (the code's is 2, and one draw for all classes of a client:
+      ``noise_draw = "client"``). It comes from the seed of the federation, which the coordinator
+      knows: it is part of the method, and no protection from the coordinator.
     - A class that no participant has keeps its rows; a class that nobody ever had takes no part.
     - A client's head is also trained on H of the classes that it has alone.
     - Buffers of the model stay on the device; features and predictions are those of evaluation.
@@ -38,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,8 @@ class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
         feature_weight: gamma, of the distance between features and their class's mean.
         temperature: T, by which logits are divided.
         noise: standard deviation of the noise on class means of features.
+        noise_draw: it is drawn for each ``class``, or once for all of a ``client``'s, as in the
+            authors' code.
     """
 
     optimiser: Adam | Sgd = Adam(lr=0.001)
@@ -124,6 +127,7 @@ class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     feature_weight: float = 0.05
     temperature: float = 0.5
     noise: float = 0.0
+    noise_draw: Literal["class", "client"] = "class"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,7 +233,8 @@ def _knowledge(
         return _no_knowledge(sizes)
     means, counts = class_means(tools.features(network, x), y, sizes.classes)
     if settings.noise:
-        drawn = tools.training.rng.standard_normal(means.shape)
+        draws = sizes.classes if settings.noise_draw == "class" else 1
+        drawn = tools.training.rng.standard_normal((draws, sizes.width))
         means += (settings.noise * drawn * (counts > 0)[:, None]).astype(np.float32)
     softened = _softmax(tools.predict(network, x) / settings.temperature)
     predictions, _ = class_means(softened, y, sizes.classes)

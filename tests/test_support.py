@@ -12,6 +12,7 @@ from pathlib import Path
 import make_tiny_programs
 import pytest
 from fake_endpoint import FakeCoordinatorEndpoint, FakeDeviceEndpoint
+from oracle_errors import OracleRounds, oracle_table
 from tiny_bundle import PROGRAMS
 
 from protofleet.coordinator import announcer, rollout, rounds, service
@@ -73,3 +74,14 @@ def test_a_fake_endpoint_has_all_that_its_users_call(fake, users):
         and node.value.attr == "_endpoint"
     }
     assert {"poll", "publish"} < called <= set(dir(fake))
+
+
+def test_rounds_that_differ_from_their_oracle_fail_and_are_in_the_table(monkeypatch):
+    """2 of 400, and of nothing the difference itself."""
+    monkeypatch.setattr("oracle_errors._LARGEST", {})
+    rounds = OracleRounds("Method", ["ab", "bcd"], 0.01)
+    rounds.agree([1, 402], [1, 400])
+    rounds.agree([0, 0.001], [0, 0])
+    assert list(oracle_table())[2:] == ["| Method | 1 | 2 | 4, 2 to 3 | 5.0e-03 | 1e-02 |"]
+    with pytest.raises(AssertionError, match=r"relative error 0\.02, at most 0\.01"):
+        rounds.agree([1, 408], [1, 400])

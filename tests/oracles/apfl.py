@@ -12,10 +12,14 @@ class Apfl:
         w: where the server and every personal model start.
         alpha: share of the personal model at first.
         lr, alpha_lr: of both models, and of the share.
+        alpha_decay: share of α that is added to its gradient.
         every_step: the share moves in every step; otherwise in the first one of a round (eq. 10).
     """
 
-    def __init__(self, gradient, clients, w, *, alpha, lr, alpha_lr, every_step=False):
+    def __init__(
+        self, gradient, clients, w, *, alpha, lr, alpha_lr, alpha_decay=0.0, every_step=False
+    ):
+        self.decay = alpha_decay
         self.gradient, self.w = gradient, np.array(w, np.float64)
         self.lr, self.alpha_lr, self.every_step = lr, alpha_lr, every_step
         self.own = dict.fromkeys(clients, self.w)
@@ -34,7 +38,7 @@ class Apfl:
             w, v, alpha = (
                 w - self.lr * self.gradient(name, w, batch),
                 v - self.lr * alpha * slope,
-                np.clip(alpha - rate * np.dot(v - w, slope), 0, 1),
+                np.clip(alpha - rate * (np.dot(v - w, slope) + self.decay * alpha), 0, 1),
             )
         self.own[name], self.alpha[name] = v, alpha
         self.mixed[name] = alpha * v + (1 - alpha) * w

@@ -1,7 +1,9 @@
+import os
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from oracle_errors import oracle_table
 from toy_model import GLOBAL, LOCAL, array, frozen_map, grad_fn
 
 from protofleet.strategies.types import ClientTools, Evaluation, TrainTools
@@ -59,3 +61,10 @@ def make_tools():
         return tools, seen
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The table of ``make oracles``."""
+    if "PROTOFLEET_ORACLES" in os.environ:
+        for line in oracle_table():
+            terminalreporter.write_line(line)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from closed_form import COHORTS, EXAMPLES, Clients, batches, gradient
+from oracle_errors import OracleRounds
 from oracles.apfl import Apfl
 from toy_model import LOCAL, SGD, changed
 
@@ -18,32 +19,37 @@ _SETTINGS = {"epochs": 2, "batch_size": 2, "optimiser": {"kind": "sgd", "lr": 0.
 
 
 @pytest.mark.parametrize("every", ["round", "step"])
-@pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.5, None), (0.2, 0.01), (0.75, 0.0)])
+@pytest.mark.parametrize(
+    "share",
+    [
+        {"alpha": 0.5},
+        {"alpha": 0.2, "alpha_lr": 0.01},
+        {"alpha": 0.75, "alpha_lr": 0.0},
+        {"alpha": 0.6, "alpha_lr": 0.02, "alpha_decay": 0.5},
+    ],
+)
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
-    model, make_tools, alpha, alpha_lr, every
+    model, make_tools, share, every
 ):
-    settings = {**_SETTINGS, "alpha": alpha, "alpha_lr": alpha_lr, "alpha_every": every}
-    strategy = build("apfl", settings, model)
+    strategy = build("apfl", {**_SETTINGS, **share, "alpha_every": every}, model)
     clients = Clients(strategy, model, make_tools)
-    rate = 0.15 if alpha_lr is None else alpha_lr
-    known = {"alpha": alpha, "lr": 0.15, "alpha_lr": rate, "every_step": every == "step"}
+    known = {"lr": 0.15, "alpha_lr": 0.15, "every_step": every == "step", **share}
     oracle = Apfl(gradient, EXAMPLES, [0, 0], **known)
     drawn = {name: list(batches(name, 2, epochs=2)) for name in EXAMPLES}
+    rounds = OracleRounds("APFL", COHORTS, 5e-6)
     for cohort in COHORTS:
         updates = clients.round(cohort)
         assert set(updates[0].tensors) == {"params/w"}
         oracle.round(cohort, drawn)
         tensors = clients.server.tensors
-        np.testing.assert_allclose(tensors["params/w"], oracle.w, rtol=1e-5, atol=1e-5)
+        rounds.agree(tensors["params/w"], oracle.w)
         for name in cohort:
             state, own = clients.states[name].tensors, strategy.client_model(clients.states[name])
-            np.testing.assert_allclose(own.params["w"], oracle.mixed[name], rtol=1e-5, atol=1e-5)
-            np.testing.assert_allclose(
-                state["personal/params/w"], oracle.own[name], rtol=1e-5, atol=1e-5
-            )
-            np.testing.assert_allclose(state["alpha"], oracle.alpha[name], rtol=1e-4, atol=1e-5)
+            rounds.agree(own.params["w"], oracle.mixed[name])
+            rounds.agree(state["personal/params/w"], oracle.own[name])
+            rounds.agree(state["alpha"], oracle.alpha[name])
     shares = {float(clients.states[name].tensors["alpha"]) for name in EXAMPLES}
-    assert (len(shares) == 1) == (alpha_lr == 0)
+    assert (len(shares) == 1) == (share.get("alpha_lr") == 0)
 
 
 def _train(strategy, tools, state, w=(0, 0), round_id=1):

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from closed_form import COHORTS
+from oracle_errors import OracleRounds
 from oracles.apple import Apple
 from quadratic_clients import (
     COUNTS,
@@ -47,6 +48,7 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
     oracle = Apple(
         gradients(), COUNTS, start().params.buffer, lr=_LR, steps=_STEPS, rounds=rounds, **known
     )
+    rounds = OracleRounds("APPLE", COHORTS, 2e-6)
     for cohort in COHORTS:
         clients.round(cohort)
         received = {name: _names(clients, name) for name in cohort}
@@ -55,15 +57,15 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
         oracle.round(received)
         for name in cohort:
             tensors = clients.states[name].tensors
-            assert relative_error(flat(tensors, "core/"), oracle.cores[name]) < 5e-6
-            assert relative_error(flat(tensors), oracle.personal[name]) < 5e-6
+            rounds.agree(flat(tensors, "core/"), oracle.cores[name])
+            rounds.agree(flat(tensors), oracle.personal[name])
             kept = clients.server.tensors[f"client/{name}"]
             np.testing.assert_array_equal(kept, flat(tensors, "core/"))
             order = [_BY_KEY[key] for key in tensors["met/keys"].tolist()]
             if oracle.round_id == 1:
                 continue
             expected = [oracle.relations[name][other] for other in [*order, name]]
-            np.testing.assert_allclose(tensors["relations"], expected, atol=5e-6)
+            rounds.agree(tensors["relations"], expected)
     counts = [COUNTS[name] for name in sorted(COUNTS)]
     np.testing.assert_array_equal(clients.server.tensors["examples"], counts)
 

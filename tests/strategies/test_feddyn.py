@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closed_form import COHORTS, EXAMPLES, Clients, examples_of, gradient
 from laws.coded import CodedRounds
+from oracle_errors import OracleRounds
 from oracles.feddyn import FedDyn, FedDynCode
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
@@ -34,16 +35,17 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(model, make_
     oracle = FedDyn(
         _GRADIENTS, [0, 0], alpha=_ALPHA, lr=_LR, steps=_STEPS, population=population or None
     )
+    rounds = OracleRounds("FedDyn", COHORTS, 2e-6)
     for cohort in COHORTS:
         updates = clients.round(cohort)
         assert set(updates[0].tensors) == {"params/w"}
         oracle.round(cohort)
         tensors = clients.server.tensors
-        np.testing.assert_allclose(tensors["params/w"], oracle.theta, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(-_ALPHA * tensors["moved/w"], oracle.h, rtol=1e-5, atol=1e-5)
+        rounds.agree(tensors["params/w"], oracle.theta)
+        rounds.agree(-_ALPHA * tensors["moved/w"], oracle.h)
         for name in cohort:
             own = -_ALPHA * clients.states[name].tensors["moved/w"]
-            np.testing.assert_allclose(own, oracle.own[name], rtol=1e-5, atol=1e-5)
+            rounds.agree(own, oracle.own[name])
 
 
 def test_with_the_authors_weights_and_clipping_rounds_are_those_of_their_code(model, make_tools):
@@ -59,14 +61,15 @@ def test_with_the_authors_weights_and_clipping_rounds_are_those_of_their_code(mo
         examples={name: len(rows) for name, rows in EXAMPLES.items()},
         max_norm=2.0,
     )
+    rounds = OracleRounds("FedDyn, the code", COHORTS, 2e-6)
     for cohort in COHORTS:
         clients.round(cohort)
         oracle.round(cohort)
         theta = clients.server.tensors["params/w"]
-        np.testing.assert_allclose(theta, oracle.cloud, rtol=1e-5, atol=1e-5)
+        rounds.agree(theta, oracle.cloud)
         for name in cohort:
             moved = clients.states[name].tensors["moved/w"]
-            np.testing.assert_allclose(moved, oracle.moves[name], rtol=1e-5, atol=1e-5)
+            rounds.agree(moved, oracle.moves[name])
     assert 0 < oracle.clipped < _STEPS * sum(map(len, COHORTS))
     sent = clients.strategy.downlink(clients.server, "a").tensors["population"]
     np.testing.assert_array_equal(sent, [4, 13])

@@ -6,13 +6,13 @@ import warnings
 import numpy as np
 import pytest
 from closed_form import COHORTS
+from oracle_errors import OracleRounds
 from oracles.fedfomo import FedFomo
 from quadratic_clients import (
     TARGETS,
     QuadraticClients,
     flat,
     gradients,
-    relative_error,
     start,
 )
 from toy_model import SGD, changed, new_rng, server_tools
@@ -73,7 +73,9 @@ def _names(clients, name):
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools, models, epsilon):
     clients = _Clients(make_tools, models=models, epsilon=epsilon)
     oracle = FedFomo(_losses(), gradients(), start().params.buffer, lr=_LR, steps=_STEPS)
-    for cohort in COHORTS * 2:
+    cohorts = COHORTS * 2
+    rounds = OracleRounds("FedFomo", cohorts, 2e-6)
+    for cohort in cohorts:
         server = clients.server
         updates = clients.round(cohort)
         clients.server, after = server, clients.server
@@ -85,12 +87,12 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools, 
             assert len(received[name]) <= models
             weights = [expected[name][other] for other in received[name]]
             found = update.tensors["weights"]
-            np.testing.assert_allclose(found[: len(weights)], weights, atol=2e-5)
+            rounds.agree(found[: len(weights)], weights)
             assert not found[len(weights) :].any()
-            assert relative_error(flat(update.tensors, "own/"), oracle.models[name]) < 1e-5
+            rounds.agree(flat(update.tensors, "own/"), oracle.models[name])
         known = sorted(n.removeprefix("client/") for n in after.tensors if n[:7] == "client/")
         preference = [[oracle.preference[one][other] for other in known] for one in known]
-        np.testing.assert_allclose(after.tensors["preference"], preference, atol=1e-4)
+        rounds.agree(after.tensors["preference"], preference)
     assert np.max(preference) >= 1
 
 

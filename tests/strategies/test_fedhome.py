@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from laws.case_fedhome import PROGRAMS, START, features, new_model
+from oracle_errors import OracleRounds
 from oracles.fedhome import FedHome, smote
 from toy_model import changed, new_rng, server_tools
 
@@ -88,18 +89,18 @@ def _oracle():
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools):
     """And after the last one each client's head is refined on balanced features."""
     clients, oracle = Clients(make_tools), _oracle()
+    rounds = OracleRounds("FedHome", _COHORTS, 2e-6)
     for cohort in _COHORTS:
         clients.round(cohort)
         oracle.round(cohort)
         for key, value in oracle.server.items():
-            found = clients.server.tensors[f"params/{key}"]
-            np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+            rounds.agree(clients.server.tensors[f"params/{key}"], value)
     for name, (_, y) in clients.data.items():
         update = clients.update(name, final=True)
         expected = oracle.refined(name, _draws(y, np.random.default_rng(1), 2))
         state, (scored,) = clients.states[name].tensors, clients.seen[name].evaluated
         for key, value in expected.items():
-            np.testing.assert_allclose(state[f"params/{key}"], value, rtol=1e-5, atol=1e-6)
+            rounds.agree(state[f"params/{key}"], value)
             np.testing.assert_array_equal(state[f"params/{key}"], scored.params[key])
             sent, came = (side.tensors[f"params/{key}"] for side in (update, clients.server))
             np.testing.assert_array_equal(sent, came)

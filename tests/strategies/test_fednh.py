@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from oracle_errors import OracleRounds
 from oracle_federation import COHORTS, OracleFederation, client_data, perceptron_bundle
 from oracles.fednh import FedNH, unit
 from toy_model import array, frozen_map, new_rng, server_tools
@@ -67,16 +68,16 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
         unit_means=means == "unit",
         by_examples=by_examples,
     )
+    rounds = OracleRounds("FedNH", COHORTS, 2e-6)
     for cohort in COHORTS:
         federation.round(cohort)
         models = oracle.round(cohort)
         tensors = federation.server.tensors
         for name, value in oracle.params.items():
-            found = tensors[f"params/{name}"]
-            np.testing.assert_allclose(found, value, rtol=2e-5, atol=1e-5, err_msg=name)
+            rounds.agree(tensors[f"params/{name}"], value)
         for client, model in models.items():
             own = federation.states[client].tensors["params/body.2.weight"]
-            np.testing.assert_allclose(own, model["body.2.weight"], rtol=2e-5, atol=1e-5)
+            rounds.agree(own, model["body.2.weight"])
     assert not np.allclose(start["head.directions"], oracle.params["head.directions"], atol=0.1)
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from closed_form import COHORTS
 from laws.case_fedphp import features, fedphp_grad_fn
+from oracle_errors import OracleRounds
 from oracles.fedphp import FedPhp
 from quadratic_clients import (
     COUNTS,
     QuadraticClients,
     flat,
     gradients,
-    relative_error,
     start,
 )
 from toy_model import SGD, changed, new_rng
@@ -64,13 +64,14 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
         steps=_STEPS,
         **known,
     )
+    rounds = OracleRounds("FedPHP", COHORTS, 2e-6)
     for cohort in COHORTS:
         clients.round(cohort)
         oracle.round(cohort)
-        assert relative_error(flat(clients.server.tensors), oracle.w) < 2e-6
+        rounds.agree(flat(clients.server.tensors), oracle.w)
         for name in cohort:
             personal = clients.states[name].tensors
-            assert relative_error(flat(personal), oracle.personal[name]) < 2e-6
+            rounds.agree(flat(personal), oracle.personal[name])
             assert personal["inherited"] == oracle.rounds[name]
 
 

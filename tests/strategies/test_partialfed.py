@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
+from oracle_errors import OracleRounds
 from oracles.partialfed import PartialFed
 from toy_model import changed, frozen_map, new_rng, server_tools
 
@@ -114,16 +115,17 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools):
         temperature=lambda round_id: max(0.4, 1.5 * 0.7 ** (round_id - 1)),
     )
     kept = set()
+    rounds = OracleRounds("PartialFed", _COHORTS, 1e-5)
     for cohort in _COHORTS:
         clients.round(cohort)
         oracle.round({name: _noise(name) for name in cohort})
         for found, expected in zip(_layers(clients.server.tensors), oracle.server, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+            rounds.agree(found, expected)
         for name in cohort:
             tensors = clients.states[name].tensors
-            np.testing.assert_allclose(tensors["decisions"], oracle.logits[name], rtol=1e-5)
+            rounds.agree(tensors["decisions"], oracle.logits[name])
             for found, expected in zip(_layers(tensors), oracle.own[name], strict=True):
-                np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+                rounds.agree(found, expected)
             kept |= {tuple(row.argmax() for row in tensors["decisions"])}
     assert len(kept) >= 3  # clients decide differently
 

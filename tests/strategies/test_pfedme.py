@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from closed_form import COHORTS, EXAMPLES, Clients, batches, gradient
+from oracle_errors import OracleRounds
 from oracles.pfedme import PFedMe
 from toy_model import LOCAL, SGD
 
@@ -28,15 +29,16 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(model, make_
     clients = Clients(strategy, model, make_tools)
     oracle = PFedMe(gradient, [0, 0], lam=3.0, eta=0.1, beta=beta, lr=0.15, steps=4)
     drawn = {name: list(batches(name, 2, epochs=2)) for name in EXAMPLES}
+    rounds = OracleRounds("pFedMe", COHORTS, 2e-6)
     for cohort in COHORTS:
         updates = clients.round(cohort)
         assert set(updates[0].tensors) == {"params/w"}
         oracle.round(cohort, drawn)
         tensors = clients.server.tensors
-        np.testing.assert_allclose(tensors["params/w"], oracle.w, rtol=1e-5, atol=1e-5)
+        rounds.agree(tensors["params/w"], oracle.w)
         for name in cohort:
             own = strategy.client_model(clients.states[name]).params["w"]
-            np.testing.assert_allclose(own, oracle.personal[name], rtol=1e-5, atol=1e-5)
+            rounds.agree(own, oracle.personal[name])
 
 
 def test_many_steps_find_the_minimum_that_the_envelope_s_gradient_asks_for(model, make_tools):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from closed_form import Clients
 from laws.coded import CodedRounds
+from oracle_errors import OracleRounds
 from oracles.scaffold import Scaffold
 from toy_model import changed, frozen_map, new_rng, server_tools
 
@@ -67,16 +68,17 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
         option=len(option),
         population=population or None,
     )
+    rounds = OracleRounds("SCAFFOLD", _COHORTS, 2e-6)
     for cohort in _COHORTS:
         updates = clients.round(cohort)
         assert set(updates[0].tensors) == {"params/w", "change/control/w"}
         oracle.round(cohort)
         tensors = clients.server.tensors
-        np.testing.assert_allclose(tensors["params/w"], oracle.x, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(tensors["control/w"], oracle.c, rtol=1e-5, atol=1e-5)
+        rounds.agree(tensors["params/w"], oracle.x)
+        rounds.agree(tensors["control/w"], oracle.c)
         for name in cohort:
             own = clients.states[name].tensors["control/w"]
-            np.testing.assert_allclose(own, oracle.controls[name], rtol=1e-5, atol=1e-5)
+            rounds.agree(own, oracle.controls[name])
 
 
 def _optimum():
