@@ -82,8 +82,8 @@ class Job:
     def settings(self, bundle: Bundle) -> dict[str, Any]:
         """The settings of the method's strategy.
 
-        A strategy that asks for the size of the federation (``server.population``) is told the
-        number of clients, unless the method says another.
+        Where not all clients take part in every round, a strategy that asks for the size of the
+        federation (``server.population``) is told their number, unless the method says another.
 
         Raises:
             InputError: a setting that the strategy does not know.
@@ -91,7 +91,8 @@ class Job:
         strategy = self.method.strategy
         known = build(strategy, {}, bundle.model()).settings
         chosen = self.experiment.settings_of(self.method, dict.fromkeys(known.__struct_fields__))
-        if not hasattr(getattr(known, "server", None), "population"):
+        asks = hasattr(getattr(known, "server", None), "population")
+        if self._cohort == "all" or not asks:
             return chosen
         told = {"server": {"population": len(self.clients)}}
         return StrategySettings(settings=chosen).over(strategy, told)

@@ -50,6 +50,11 @@ def test_a_stated_population_stays_and_the_server_s_other_settings_too(job):
     }
 
 
+def test_where_all_take_part_the_first_round_tells_how_many_there_are(job):
+    method = Method(label="method", strategy="scaffold", cohort="all")
+    assert "server" not in replace(job, method=method).plan().settings
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "pfedme"])
 def test_who_asks_for_no_population_is_told_none_and_keeps_its_identity(job, strategy):
     """Their stored runs stay good."""
