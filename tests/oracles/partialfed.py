@@ -1,4 +1,4 @@
-"""PartialFed, mode adaptive (NeurIPS 2021), in float64, with plain SGD and given Gumbel noise."""
+"""PartialFed (NeurIPS 2021), float64, plain SGD; mode adaptive with given Gumbel noise."""
 
 import numpy as np
 
@@ -59,3 +59,38 @@ class PartialFed:
         return [
             a if load >= keep else b for (load, keep), a, b in zip(logits, loaded, own, strict=True)
         ]
+
+
+class Fix:
+    """Mode fix: named layers are loaded from the server in each round, the others stay; plain SGD.
+
+    Args:
+        gradients, counts, start: as above.
+        loaded: for each layer whether it is.
+        lr, steps: of a client's round.
+    """
+
+    def __init__(self, gradients, counts, start, *, loaded, lr, steps):
+        self.gradients, self.counts, self.loaded = gradients, counts, loaded
+        self.lr, self.steps = lr, steps
+        self.server = [np.array(layer, np.float64) for layer in start]
+        self.own = {name: list(self.server) for name in gradients}
+
+    def round(self, cohort):
+        """One round of the clients named."""
+        total = sum(self.counts[name] for name in cohort)
+        for name in cohort:
+            own = [
+                server if load else kept
+                for load, server, kept in zip(self.loaded, self.server, self.own[name], strict=True)
+            ]
+            for _ in range(self.steps):
+                own = [
+                    layer - self.lr * gradient
+                    for layer, gradient in zip(own, self.gradients[name](own), strict=True)
+                ]
+            self.own[name] = own
+        for index, load in enumerate(self.loaded):
+            if load:
+                sent = (self.counts[name] * self.own[name][index] for name in cohort)
+                self.server[index] = sum(sent) / total

@@ -1,4 +1,4 @@
-"""PartialFed: mode adaptive against its equations, round by round; mode fix by what travels."""
+"""PartialFed: both modes against their equations, round by round; mode fix by what travels, too."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
 from oracle_errors import OracleRounds
-from oracles.partialfed import PartialFed
+from oracles.partialfed import Fix, PartialFed
 from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
@@ -104,12 +104,16 @@ def _layers(tensors):
     return [np.concatenate([weight.ravel(), bias]), head]
 
 
+_GRADIENTS = {name: lambda layers, name=name: _by_layer(name, layers) for name in _COUNTS}
+_FIRST = {f"params/{key}": np.array(value) for key, value in _START.items()}
+
+
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools):
     clients = Clients(make_tools)
     oracle = PartialFed(
-        {name: lambda layers, name=name: _by_layer(name, layers) for name in _COUNTS},
+        _GRADIENTS,
         _COUNTS,
-        _layers({f"params/{key}": np.array(value) for key, value in _START.items()}),
+        _layers(_FIRST),
         lr=_LR,
         decision_lr=2.0,
         temperature=lambda round_id: max(0.4, 1.5 * 0.7 ** (round_id - 1)),
@@ -212,6 +216,24 @@ def test_a_layer_is_what_has_one_name_up_to_the_last_dot():
         "body.0": ("body.0.weight", "body.0.bias"),
         "head": ("head",),
     }
+
+
+@pytest.mark.parametrize("loaded", ["body", "head"])
+def test_rounds_with_some_of_the_clients_and_fixed_layers_are_those_of_the_equations(
+    make_tools, loaded
+):
+    clients = Clients(make_tools, mode="fix", loaded=[loaded])
+    chosen = [loaded == "body", loaded == "head"]
+    oracle = Fix(_GRADIENTS, _COUNTS, _layers(_FIRST), loaded=chosen, lr=_LR, steps=_STEPS)
+    rounds = OracleRounds("PartialFed, fix", _COHORTS, 2e-6)
+    for cohort in _COHORTS:
+        clients.round(cohort)
+        oracle.round(cohort)
+        found = _layers({**_FIRST, **clients.server.tensors})
+        rounds.agree(found[chosen.index(True)], oracle.server[chosen.index(True)])
+        for name in cohort:
+            own = _layers({**clients.server.tensors, **clients.states[name].tensors})
+            rounds.agree(own[chosen.index(False)], oracle.own[name][chosen.index(False)])
 
 
 @pytest.mark.parametrize("settings", [{}, {"loaded": ["w"]}])
