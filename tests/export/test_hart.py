@@ -137,10 +137,10 @@ def test_another_number_of_sensors_is_refused():
 class _Convolved(torch.nn.Module):
     """The convolution alone, tokens of 16 channels, and a linear layer on all it gives."""
 
-    def __init__(self):
+    def __init__(self, fidelity="default"):
         super().__init__()
         self.convolution = LightConvolution(
-            5, drop_path=0.0, fidelity="default", kernel_rule="published_code"
+            5, drop_path=0.0, fidelity=fidelity, kernel_rule="published_code"
         )
         self.head = torch.nn.Linear(8 * 16, 3)
 
@@ -148,8 +148,9 @@ class _Convolved(torch.nn.Module):
         return self.head(self.convolution(x).flatten(1))
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory, signing_key):
+@pytest.fixture(scope="module", params=["default", "code"])
+def published(request, tmp_path_factory, signing_key):
+    """A bundle of the convolution, and whether it mixes examples."""
     torch.manual_seed(2)
     spec = BundleSpec(
         name="convolved",
@@ -158,8 +159,8 @@ def published(tmp_path_factory, signing_key):
         preprocessing=Preprocessing(input_shape=(8, 16)),
     )
     path = tmp_path_factory.mktemp("hart") / "convolved.pfb"
-    export_bundle(_Convolved(), spec, out=path, key=signing_key[0])
-    return Bundle.open(path, any_signer=True)
+    export_bundle(_Convolved(request.param), spec, out=path, key=signing_key[0])
+    return Bundle.open(path, any_signer=True), request.param == "code"
 
 
 def _two_batches(rng):
@@ -175,10 +176,10 @@ def test_the_published_convolution_is_an_oracle_s_in_two_training_calls_and_infe
     """Softmax in place before each training call, the kernel as it is stored in inference."""
     rng = np.random.default_rng(7)
     x, y = _two_batches(rng)
-    model, programs = published.model(), open_programs(published, backend=backend)
-    expected = oracle.Published(
-        *(model.params[name] for name in ("convolution.kernel", "head.weight", "head.bias")), 0.5
-    )
+    bundle, by_kernel = published
+    model, programs = bundle.model(), open_programs(bundle, backend=backend)
+    start = (model.params[name] for name in ("convolution.kernel", "head.weight", "head.bias"))
+    expected = oracle.Published(*start, lr=0.5, by_kernel=by_kernel)
     tools = TrainTools(name="a", x=x, y=y, grad_fns=programs.grad_fns, rng=rng)
     trainer = Trainer(model.network.copy(), tools, Training(optimiser=Sgd(lr=0.5)))
     fresh = programs.predict(model.network, x)
