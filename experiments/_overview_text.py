@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from textwrap import fill
 from typing import Any
 
 import msgspec
 
+from protofleet.experiments.claim_text import diverged_with
 from protofleet.experiments.config import Section
 from protofleet.experiments.decisions import (
     SITUATIONS,
@@ -26,6 +28,7 @@ from protofleet.experiments.overview import (
     Measure,
     Overview,
     Place,
+    by_score,
 )
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
@@ -87,13 +90,15 @@ _PAIRED = (
 _ADVICE = (
     "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
     "ranked anew on each data set. **Bold**: of those that ran on all of the column's data sets, "
-    "as good as the best, within the noise, on most, and of those the fewest points behind on "
-    "average (these points; on how many data sets). The best on a data set is any method that ran "
-    "there, so that there may be none as good on all. Then the others that are as good as often, "
+    "as good as the best, within the noise, on the largest number of data sets, and of those the "
+    "fewest points behind on average (these points; on how many data sets). The best on a data set "
+    "is any method that ran there, so that there may be none as good on all, or on any: then the "
+    "fewest points behind is all that is told. After it the others that are as good as often, "
     "and which of all these moves the fewest bytes, training alone aside, which moves none. Where "
     "training alone is among them, a federation has gained nothing that these figures show. Signs "
     f"are those above; {_OWN_MODEL}: what is better may be the model, not the method: the rows of "
-    "FedAvg on that model tell."
+    "FedAvg on that model tell. Left out: what this page has, but not that data set; its note says "
+    "why, unless a reason is given."
 )
 _MEAN = "Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -228,7 +233,9 @@ def _behind(place: Place | None) -> str:
 def _about(one: DataSet) -> list[str]:
     text = f"`protofleet experiment run {one.name}`"
     if one.missing:
-        text += f". Not run: {', '.join(one.missing)}"
+        text += f". Not run: {', '.join(label + _divergence(one, label) for label in one.missing)}"
+    for label in [label for label in one.diverged if label not in one.missing]:
+        text += f". {label} {diverged_with(one.diverged[label])}: no figures are of that"
     parts = [text + "."]
     if one.note.strip():
         parts.append(_wrapped(" ".join(one.note.split())))
@@ -239,6 +246,11 @@ def _about(one: DataSet) -> list[str]:
         lines = [[label, f"`{_settings(own[label])}`"] for label in sorted(own)]
         parts.append(_rows(["method", "its own settings"], lines))
     return parts
+
+
+def _divergence(one: DataSet, label: str) -> str:
+    """In brackets with which seeds a method diverged, if it did."""
+    return f" ({diverged_with(one.diverged[label])})" if label in one.diverged else ""
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -257,7 +269,7 @@ def _tables(one: DataSet) -> list[str]:
     for measure in _MEASURES:
         entries = [entry for entry in one.entries if measure in entry.places]
         first = one.sections[0]
-        entries.sort(key=lambda entry: -entry.places[measure][first].mean)
+        entries.sort(key=partial(by_score, section=first, measures=[measure]))
         head = ["method", *one.sections, *(["rounds"] if measure == "bytes" else [])]
         lines = [_scores(one, entry, measure) for entry in entries]
         parts += [f"### {one.table}, {_TITLES[measure]}", _rows(head, lines)]
@@ -319,23 +331,24 @@ def _decisions(data_sets: Sequence[DataSet]) -> str:
     lines = [
         [_wish(one), *(_advice(advise(one, of)) for of in kinds.values())] for one in SITUATIONS
     ]
-    left = ["Left out", *(_left_out(of) for of in kinds.values())]
+    left = ["Left out", *(_left_out(of, data_sets) for of in kinds.values())]
     return f"{_wrapped(_ADVICE)}\n\n{_rows(head, [*lines, left])}"
 
 
-def _left_out(data_sets: Sequence[DataSet]) -> str:
-    """Methods that lack a row, with the reason."""
-    unfinished = {one.table: one.missing for one in data_sets}
+def _left_out(data_sets: Sequence[DataSet], every: Sequence[DataSet]) -> str:
+    """Methods that data sets of a group lack, with the reason."""
+    lacking = left_out(data_sets, every)
     found = []
-    for label, tables in left_out(data_sets).items():
-        reasons = [
-            f"not finished on {table}"
-            if label in unfinished[table]
-            else f"no row on {table}, see its note"
-            for table in tables
-        ]
-        found.append(f"{label} ({', '.join(reasons)})")
-    return "; ".join(found) or NOTHING
+    for one in data_sets:
+        if labels := lacking.get(one.name):
+            named = "; ".join(label + _reason(one, label) for label in labels)
+            found.append(f"{one.table}: {named}")
+    return ". ".join(found) or NOTHING
+
+
+def _reason(one: DataSet, label: str) -> str:
+    """In brackets why a method has no row; empty where the file lacks it."""
+    return _divergence(one, label) or (" (not finished)" if label in one.missing else "")
 
 
 def _group_title(data_sets: Sequence[DataSet]) -> str:
@@ -352,8 +365,10 @@ def _advice(advice: Advice) -> str:
     if not advice.candidates:
         return NOTHING
     first, *others = advice.equals
+    if not first.good_on:
+        return f"{_named(first)} ({first.behind:.1f}; none is as good as the best)"
     on = f"{first.good_on} of {advice.data_sets}"
-    text = f"**{_named(first)}** ({first.behind:.1f}; {on})"
+    text = f"{_CLOSE}{_named(first)}{_CLOSE} ({first.behind:.1f}; {on})"
     if others:
         named = ", ".join(f"{_named(one)} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
         more = len(others) - _MOST_NAMED

@@ -152,6 +152,11 @@ def verdict_text(one: Outcome) -> str:
     return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}{_diverged(one.diverged)}"
 
 
+def diverged_with(seeds: Sequence[int]) -> str:
+    """Seeds 1, 2 and 5 → ``diverged with seeds 1-2, 5``."""
+    return f"diverged with seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}"
+
+
 def number(one: Outcome, value: float | None) -> str:
     """A difference with its sign, or a ratio."""
     if value is None:
@@ -170,10 +175,7 @@ def _no_round(one: Outcome) -> str:
 
 
 def _diverged(found: Mapping[str, Sequence[int]]) -> str:
-    return "".join(
-        f"; {label} diverged with seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}"
-        for label, seeds in found.items()
-    )
+    return "".join(f"; {label} {diverged_with(seeds)}" for label, seeds in found.items())
 
 
 def _is_level(one: Outcome) -> bool:

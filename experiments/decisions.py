@@ -2,8 +2,9 @@
 
 Data sets that are divided alike and use one model make a group. In a situation, the methods within
 its budget are ranked again on each data set. Advised is, of those that have a score on all of them,
-the method that is as good as the best, within the noise, on most; among equals the one that is
-fewest points behind on average. So the best on a data set may be one that is not advised.
+the method that is as good as the best, within the noise, on the largest number of data sets; among
+equals the one that is fewest points behind on average. So the best on a data set may be one that is
+not advised.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Literal
 import msgspec
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.overview import DataSet, Entry, Measure, Place, ranked
+from protofleet.experiments.overview import DataSet, Entry, Measure, Place
+from protofleet.experiments.standings import ranked
 
 CostName = Literal["mb", "train_ms", "kept_mb", "peak_mb"]
 
@@ -133,14 +135,23 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
     return Advice(data_sets=len(data_sets), candidates=tuple(order))
 
 
-def left_out(data_sets: Sequence[DataSet]) -> dict[str, list[str]]:
-    """Methods without a row on some data sets of a group, and the tables of these."""
-    rows = {one.table: {entry.label for entry in one.entries if entry.ranked} for one in data_sets}
-    every = dict.fromkeys(label for labels in rows.values() for label in sorted(labels))
-    lacking = {
-        label: [table for table, labels in rows.items() if label not in labels] for label in every
-    }
-    return {label: tables for label, tables in lacking.items() if tables}
+def left_out(data_sets: Sequence[DataSet], every: Sequence[DataSet]) -> dict[str, list[str]]:
+    """Which methods the data sets of a group lack, though any data set of the page has them.
+
+    Args:
+        data_sets: of the group.
+        every: of the page.
+
+    Returns:
+        Labels by the name of the data set, which is absent where it lacks none.
+    """
+    known = {label for one in every for label in (*_with_a_row(one), *one.missing)}
+    lacking = {one.name: sorted(known - _with_a_row(one)) for one in data_sets}
+    return {name: labels for name, labels in lacking.items() if labels}
+
+
+def _with_a_row(one: DataSet) -> set[str]:
+    return {entry.label for entry in one.entries if entry.ranked}
 
 
 def _allowed(situation: Situation, one: DataSet) -> Iterator[tuple[str, tuple[Entry, Place]]]:

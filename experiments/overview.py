@@ -3,12 +3,6 @@
 FedAvg sets the measure of a data set: so many rounds as the file gives it, and the bytes that one
 of its clients moves in them, up and down. A method's score at equal rounds is that after as many
 rounds; at equal bytes that after the last whole round within the bytes (``comparisons``).
-
-Noise. From three seeds on, a method is as good as the best one unless the 95 % interval of their
-differences, seed by seed, is above 0 (Student's t). With fewer seeds the clients are all there is:
-unless the difference is beyond the root of the sum of squares of both 95 % intervals over clients.
-The server's model is one: its interval is over the pooled test examples, that of its accuracy, for
-other metrics too.
 """
 
 from __future__ import annotations
@@ -21,20 +15,23 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from protofleet.experiments.claim_results import current_runs
+from protofleet.experiments.claim_results import current_runs, diverged_seeds
 from protofleet.experiments.comparisons import (
     SLACK,
-    mean_of,
     moved,
     rounds_within,
     scores_after,
 )
 from protofleet.experiments.config import Experiment, Method, Section
-from protofleet.experiments.intervals import half_interval
+from protofleet.experiments.own_settings import (
+    makes_more_steps,
+    other_optimisers,
+    own_settings,
+)
+from protofleet.experiments.standings import as_good, ranked
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import LOSS, percent, score_of, train_seconds, trained
 from protofleet.federation.records import Spread
-from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.scores import MetricName
 
 BASELINE, ALONE = "fedavg", "local"
@@ -42,12 +39,7 @@ AFTER_FIT: Section = "after_fit"
 Measure = Literal["rounds", "bytes", "tenth"]
 """Scores at equal rounds, at equal bytes, or at a tenth of these bytes."""
 _TENTH = 0.1
-_PAIRED = 3
-"""Seeds from which on differences are tested seed by seed."""
-_BySeed = Mapping[int, Spread]
 MOST_FREQUENT = "Always the most frequent class"
-_OPTIMISERS = ("optimiser", "head_optimiser")
-"""Settings of what moves a model."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +136,8 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
         mb: that one of its clients moves in them, up and down, 10^6 bytes.
         seeds: that all measured methods have finished; the figures are theirs alone.
         asked: how many seeds there should be.
-        missing: methods without a finished run.
+        missing: methods without a finished run, and those that diverged with a seed.
+        diverged: with which seeds a method did, of which FedAvg alone has figures all the same.
         entries: by score of the first section at equal rounds, best first.
     """
 
@@ -164,6 +157,7 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     asked: int
     missing: tuple[str, ...]
+    diverged: dict[str, tuple[int, ...]]
     entries: tuple[Entry, ...]
 
 
@@ -192,7 +186,10 @@ def overview(experiments: Mapping[str, Experiment], folder: Path) -> Overview:
         InputError: a result is none, or lacks its experiment's metric.
     """
     runs = {name: current_runs(one, folder / name) for name, one in experiments.items()}
-    every = {name: data_set(name, one, runs[name]) for name, one in experiments.items()}
+    every = {
+        name: data_set(name, one, runs[name], diverged_seeds(one, folder / name))
+        for name, one in experiments.items()
+    }
     return Overview(
         data_sets=tuple(one for one in every.values() if one is not None),
         missing=tuple(name for name, one in every.items() if one is None),
@@ -201,7 +198,10 @@ def overview(experiments: Mapping[str, Experiment], folder: Path) -> Overview:
 
 
 def data_set(
-    name: str, experiment: Experiment, found: Mapping[str, Sequence[MethodResult]]
+    name: str,
+    experiment: Experiment,
+    found: Mapping[str, Sequence[MethodResult]],
+    diverged: Mapping[str, tuple[int, ...]],
 ) -> DataSet | None:
     """An experiment's results as a data set of the overview.
 
@@ -209,6 +209,9 @@ def data_set(
         name: of the experiment.
         experiment: its file.
         found: finished runs by label.
+        diverged: with which seeds each method did. It is left out, because figures of the seeds
+            with which it happened not to flatter it, and would cut the others'; only FedAvg
+            stays, as the measure.
 
     Returns:
         None: FedAvg has no finished run with a seed of all methods.
@@ -216,10 +219,15 @@ def data_set(
     Raises:
         InputError: a result lacks the experiment's metric.
     """
-    by_seed = {label: {run.seed: run for run in runs} for label, runs in found.items() if runs}
     base = next((m for m in experiment.methods if m.strategy == BASELINE and not m.model), None)
-    if base is None or base.label not in by_seed:
+    if base is None or not found.get(base.label):
         return None
+    gone = {label: seeds for label, seeds in diverged.items() if seeds}
+    by_seed = {
+        label: {run.seed: run for run in runs}
+        for label, runs in found.items()
+        if runs and (label not in gone or label == base.label)
+    }
     seeds = tuple(sorted(set.intersection(*(set(runs) for runs in by_seed.values()))))
     if not seeds:
         return None
@@ -243,48 +251,9 @@ def data_set(
         seeds=seeds,
         asked=len(experiment.seeds),
         missing=tuple(m.label for m in experiment.methods if m.label not in by_seed),
+        diverged=gone,
         entries=tuple(entries),
     )
-
-
-def as_good(best: _BySeed, other: _BySeed) -> bool | None:
-    """Whether the best score is not above the other's beyond the noise (this module's rule).
-
-    Args:
-        best: scores by seed, over the clients.
-        other: of the same seeds.
-
-    Returns:
-        None: too few seeds, and no clients to differ.
-    """
-    ours, theirs = [one.mean for one in best.values()], [other[seed].mean for seed in best]
-    if ours == theirs:
-        return True
-    if len(best) >= _PAIRED:
-        return mean_of([a - b for a, b in zip(ours, theirs, strict=True)]).low <= 0
-    spreads = [*best.values(), *(other[seed] for seed in best)]
-    if any(one.n < 2 for one in spreads):
-        return None
-    # The clients' intervals of each seed; a mean over seeds narrows neither by assumption.
-    halves = [
-        statistics.fmean(half_interval(one) for one in scores.values()) for scores in (best, other)
-    ]
-    return statistics.fmean(ours) - statistics.fmean(theirs) <= math.hypot(*halves)
-
-
-def ranked(scores: Mapping[str, _BySeed]) -> dict[str, tuple[float, bool | None]]:
-    """Points behind the best of these, and whether that is within the noise, best first."""
-    if not scores:
-        return {}
-    means = {
-        label: statistics.fmean(one.mean for one in by_seed.values())
-        for label, by_seed in scores.items()
-    }
-    order = sorted(means, key=lambda label: (-means[label], label))
-    best = order[0]
-    return {
-        label: (means[best] - means[label], as_good(scores[best], scores[label])) for label in order
-    }
 
 
 def _sections(experiment: Experiment) -> tuple[Section, ...]:
@@ -319,7 +288,7 @@ def _entries(
                 places[label].setdefault(measure, {})[section] = place
     entries = [_entry(experiment, m, runs, base, places[m.label]) for m in methods]
     entries += _floor(experiment, runs[base.label], places)
-    return sorted(entries, key=lambda one: _order(one, _sections(experiment)[0]))
+    return sorted(entries, key=lambda one: by_score(one, _sections(experiment)[0]))
 
 
 def _entry(
@@ -331,7 +300,7 @@ def _entry(
 ) -> Entry:
     runs = every[method.label]
     costs = _costs(runs)
-    optimisers = _other_optimisers(experiment, runs)
+    optimisers = other_optimisers(experiment, runs)
     return Entry(
         label=method.label,
         strategy=method.strategy,
@@ -340,38 +309,13 @@ def _entry(
         own_model=experiment.model_of(method) != experiment.model,
         early=any(_is_scored_early(run) for run in runs),
         fitted=any(one.final for run in runs for one in run.rounds),
-        more_steps=_passes(runs) > _passes(every[base.label]),
+        more_steps=makes_more_steps(runs, every[base.label]),
         other_optimiser=bool(optimisers),
-        own_settings=_own_settings(experiment, method) | optimisers,
+        own_settings=own_settings(experiment, method) | optimisers,
         places=places,
         costs=costs,
         ratios={} if method.merged else _ratios(costs, _costs(every[base.label])),
     )
-
-
-def _passes(runs: Sequence[MethodResult]) -> float:
-    """Steps in a round for each step of one pass over the examples; 0: settings are not told."""
-    settings = runs[0].settings
-    steps = settings.get("epochs", 0) * settings.get("inner_steps", 1)
-    return float(steps + settings.get("head_epochs", 0) + settings.get("personal_epochs", 0))
-
-
-def _other_optimisers(experiment: Experiment, runs: Sequence[MethodResult]) -> dict[str, Any]:
-    """A method's optimisers that are not the experiment's."""
-    shared = experiment.training.get("optimiser")
-    if shared is None:
-        return {}
-    usual = msgspec.convert(shared, Adam | Sgd)
-    settings = runs[0].settings
-    chosen = {name: settings[name] for name in _OPTIMISERS if name in settings}
-    return {
-        name: value for name, value in chosen.items() if msgspec.convert(value, Adam | Sgd) != usual
-    }
-
-
-def _own_settings(experiment: Experiment, method: Method) -> dict[str, Any]:
-    model = {} if method.model in (None, experiment.model) else {"model": method.model.name}
-    return model | ({"rounds": method.rounds} if method.rounds else {}) | method.settings
 
 
 def _floor(
@@ -410,8 +354,11 @@ def _floor(
     return [Entry(label=MOST_FREQUENT, strategy="", floor=True, places=found)]
 
 
-def _order(entry: Entry, section: Section) -> tuple[float, str]:
-    for measure in get_args(Measure):
+def by_score(
+    entry: Entry, section: Section, measures: Sequence[Measure] = get_args(Measure)
+) -> tuple[float, str]:
+    """What sorts entries: best first by the first of the measures that each has; then the rest."""
+    for measure in measures:
         place = entry.places.get(measure, {}).get(section)
         if place is not None:
             return -place.mean, entry.label
