@@ -17,6 +17,7 @@ from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_results, load_run, run_folder, save_result
+from protofleet.strategies.training import DivergedError
 
 _MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
 _CODEC = {"up": "topk", "down": "int4"}
@@ -88,6 +89,23 @@ def test_a_method_that_diverges_does_not_stop_the_others(run, tmp_path, lr):
     assert (wild.finished, wild.rounds) == (False, ())
     assert "expected" in wild.stopped or "finite" in wild.stopped
     assert wild.digest == digest(chosen, chosen.methods[0])
+
+
+def test_the_rounds_before_a_method_diverged_are_kept(run, tmp_path, monkeypatch):
+    """In its third round."""
+    step = local._Engine._trained
+
+    def diverging(self, run, *more):
+        if len(run.rounds) == 2:
+            raise DivergedError("client 'client-0': a loss is not finite")
+        return step(self, run, *more)
+
+    monkeypatch.setattr(local._Engine, "_trained", diverging)
+    with pytest.raises(ProtofleetError, match=r"1 of 1 runs stopped, .*a loss is not finite"):
+        run(experiment(rounds=4))
+    kept = load_run(tmp_path / "runs" / "fedavg" / "seed-1")
+    assert [one.round_id for one in kept.rounds] == [1, 2]
+    assert (kept.finished, kept.stopped) == (False, "client 'client-0': a loss is not finite")
 
 
 @pytest.mark.slow(seconds=30)
