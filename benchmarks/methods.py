@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -110,8 +110,8 @@ class Cell:
     outcome: Outcome
     note: str = ""
     seconds: float = 0.0
-    version: str = __version__
-    day: str = field(default_factory=lambda: datetime.now(UTC).date().isoformat())
+    version: str
+    day: str
 
 
 Pair = tuple[str, str]
@@ -190,7 +190,14 @@ def run_architecture(
                 yield _run(case, name, bundle, BrokerAccess(url=broker), folder / name)
                 del left[name]
     for name, reason in left.items():
-        yield Cell(architecture=case.name, strategy=name, outcome="refused", note=reason)
+        yield Cell(
+            architecture=case.name,
+            strategy=name,
+            outcome="refused",
+            note=reason,
+            version=__version__,
+            day=_today(),
+        )
 
 
 def _export(case: SweepCase, wishes: Wishes, path: Path) -> Path:
@@ -235,7 +242,13 @@ def _run(case: SweepCase, strategy: str, bundle: Path, broker: BrokerAccess, fol
         outcome=outcome,
         note=note,
         seconds=time.perf_counter() - started,
+        version=__version__,
+        day=_today(),
     )
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def _federate(config: FederationConfig, case: SweepCase, folder: Path) -> None:

@@ -16,9 +16,12 @@ from protofleet.coordinator.operation import operation_of
 from protofleet.coordinator.run_rows import FORMAT
 from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config
+from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
+
+_to_record = msgspec.json.Decoder(UpdateRecord).decode
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +95,23 @@ def read_identity(run_dir: Path) -> dict[str, str]:
         return {}
     with opened_ledger(run_dir) as db:
         return dict(db.execute("SELECT key, value FROM meta"))
+
+
+def counted_updates(run_dir: Path) -> Iterator[tuple[int, UpdateRecord]]:
+    """The updates that a run has counted, each with the round in which it counts, by round.
+
+    Each is read when the iteration reaches it.
+
+    Raises:
+        InputError: the run's ledger is damaged.
+    """
+    with opened_ledger(run_dir) as db:
+        rows = db.execute(
+            "SELECT counted_in, record FROM members WHERE counted_in IS NOT NULL"
+            " ORDER BY counted_in, device_id"
+        )
+        for number, record in rows:
+            yield number, _to_record(record)
 
 
 def check_ledger(run_dir: Path) -> None:

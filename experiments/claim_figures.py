@@ -154,7 +154,7 @@ def _comparison(axes: Any, place: int, one: Outcome, estimate: Estimate) -> None
     for pair in one.pairs:
         look = {"mfc": "white"} if _is_bound(pair) else {"mew": 0, "alpha": 0.55}
         axes.plot(of_seed(one, pair), place + _BELOW, _marker(pair), color=SKY, ms=4.5, **look)
-    ends = [end for end in (estimate.low or None, estimate.high) if end is not None]
+    ends = [end for end in _bounds(estimate) if end is not None]
     axes.plot(_within(ends, estimate), [place] * 2, color=BLUE, lw=2.2, solid_capstyle="butt")
     marker = "d" if estimate.kind == "order" else "s"
     axes.plot(estimate.value, place, marker, color=BLUE, ms=5.5, mec="white", mew=0.6)
@@ -167,6 +167,12 @@ def _comparison(axes: Any, place: int, one: Outcome, estimate: Estimate) -> None
     axes.plot([one.threshold] * 2, bar, color=INK, lw=1, ls=(0, (3, 2)), zorder=0)
     told, beside = f"{one.verdict}, n = {len(one.pairs)}", ("axes fraction", "data")
     axes.annotate(told, (1.01, place), xycoords=beside, va="center", fontsize=7.5)
+
+
+def _bounds(estimate: Estimate) -> tuple[float | None, float | None]:
+    """Both ends of an interval; None: open, as of a ratio's order statistics down to 0."""
+    is_open = estimate.kind == "order" and not estimate.low
+    return None if is_open else estimate.low, estimate.high
 
 
 def _within(ends: Sequence[float], estimate: Estimate) -> tuple[float, float]:
@@ -198,9 +204,8 @@ def _claimed_side(axes: Any, place: int, one: Outcome, edges: tuple[float, float
 
 def _open_ends(axes: Any, place: int, estimate: Estimate, edges: tuple[float, float]) -> None:
     """Arrows to the frame where a ratio's interval has no lower or upper bound."""
-    is_open = (estimate.kind == "order" and not estimate.low, estimate.high is None)
-    for without, edge in zip(is_open, edges, strict=True):
-        if without:
+    for end, edge in zip(_bounds(estimate), edges, strict=True):
+        if end is None:
             arrow = {"arrowstyle": "->", "color": BLUE, "lw": 2.2, "shrinkA": 0, "shrinkB": 0}
             axes.annotate("", (edge, place), (estimate.value, place), arrowprops=arrow)
 

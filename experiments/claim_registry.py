@@ -123,6 +123,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         setting: what is measured here, and how it differs from the paper's.
         remarks: what is known about the reasons; no figures, those are measured.
         comparisons: what is measured.
+        changed: which main comparisons were fixed when results were known already, and when; empty:
+            none.
     """
 
     id: _Id
@@ -132,6 +134,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     setting: _Text
     comparisons: Annotated[tuple[Comparison, ...], Meta(min_length=1)]
     remarks: str = ""
+    changed: str = ""
+
+    def __post_init__(self) -> None:
+        if all(one.detail for one in self.comparisons):
+            raise ValueError("`comparisons`: expected at least one without `detail = true`")
 
 
 class PaperClaims(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,11 +60,11 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     """A claim with what was measured: all that ``docs/claims.md`` says of it.
 
     Attributes:
-        id, claim, printed, setting, remarks: as in the registry.
+        id, claim, printed, setting, remarks, changed: as in the registry.
         paper, reference: of the file.
         experiment: name of what measures it.
         metric: of the scores.
-        seeds_done, seeds_asked: that every method has finished, and that there should be.
+        seeds_done, seeds_asked: that every main comparison has, and that there should be.
         digests: label → of the lines that its figures belong to (``config.digest``, its beginning).
         rounds: label → of a whole run.
         outcomes: of its comparisons.
@@ -88,6 +88,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
     varies: tuple[str, ...] = ()
     curves: dict[str, Curve] = {}
+    changed: str = ""
 
 
 def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
@@ -102,7 +103,6 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
     """
     claim, experiment = one.claim, one.experiment
     runs = current_runs(experiment, folder / one.name)
-    done = [{run.seed for run in each} for each in runs.values()]
     asked = len(experiment.seeds)
     diverged = diverged_seeds(experiment, folder / one.name)
     outcomes = tuple(
@@ -120,13 +120,14 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
         setting=claim.setting,
         remarks=" ".join(claim.remarks.split()),
         metric=experiment.score.metric,
-        seeds_done=len(set.intersection(*done)),
+        seeds_done=_seeds_of_all(outcomes),
         seeds_asked=asked,
         digests=digests_of(experiment),
         rounds={one.label: experiment.rounds_of(one) for one in experiment.methods},
         outcomes=outcomes,
         varies=varied(experiment),
         curves=curves_of(outcomes, runs, experiment.score.metric),
+        changed=claim.changed,
     )
 
 
@@ -186,9 +187,13 @@ def or_earlier(result: ClaimResult, earlier: ClaimResult | None) -> ClaimResult:
     for label, one in result.curves.items():
         if label not in curves or one.seeds >= curves[label].seeds:
             curves[label] = one
-    whole = same == result.digests.keys()
-    done = max(result.seeds_done, earlier.seeds_done) if whole else result.seeds_done
+    done = _seeds_of_all(outcomes)
     return msgspec.structs.replace(result, outcomes=outcomes, seeds_done=done, curves=curves)
+
+
+def _seeds_of_all(outcomes: Sequence[Outcome]) -> int:
+    main = (one for one in outcomes if not one.detail)
+    return len(set.intersection(*({pair.seed for pair in one.pairs} for one in main)))
 
 
 def _or_known(one: Outcome, known: Outcome | None) -> Outcome:

@@ -40,9 +40,9 @@ Claims, settings and remarks stand in `experiments/claims/papers/`, the experime
 them in `experiments/claims/`, every seed's figures in `docs/claims.json`; how to add one:
 [experiments.md](experiments.md#claims).
 
-The first table has a row for each claim, with the first of its comparisons, and counts the others
-that were fixed beforehand as its measure. The sections below have the setting, and a row for each
-comparison."""
+The first table has a row for each claim: the figures of the first of its main comparisons, and the
+seeds and the verdict of all of them. The sections below have the setting, and a row for each
+comparison, the main ones in bold."""
 _FIGURES = """\
 **Figures.** Of each seed both methods get the same division of the data. Their scores are
 subtracted seed by seed (percentage points; a loss, of which less is better, as it is; where a row
@@ -66,8 +66,15 @@ beyond the figure in the column *claimed*. *Refuted* (*no*): the whole interval 
 side. *Not decided*: it holds that figure; then the verdict says which
 effect is excluded all the same. All three are about the setting here, which is smaller than the
 paper's; whether the paper's own figure lies *inside* or *outside* of our interval is told beside
-it. One 95 % interval in twenty misses by chance: comparisons in bold were
-fixed beforehand as the claim's measure, the others are details."""
+it. *So far*: seeds are missing.
+
+The first table's verdict is of a claim's main comparisons together. *Yes*: all of them say so.
+*Partly*: some of them do. *No*: none of them does, and at least one says no. *Not decided*: none
+says yes or no. How many of several say what is told behind it.
+
+**Main comparisons.** One 95 % interval in twenty misses by chance: a claim rests on its main
+comparisons, which stand in bold, the others are details. Most were fixed before the first run."""
+_CHANGED = "These claims have some that were fixed later, when results were known, as told below:"
 _SEEDS = """\
 **Seeds.** Every seed has initial values and an order of the examples of its own. An interval covers
 what the seeds vary and nothing else: where they do not divide the data anew, it does not tell how
@@ -117,10 +124,11 @@ def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
         results: in order.
         pictures: id → path of its picture as seen from the page.
     """
-    head = ["claim", "the paper", "here [95 % interval]", "verdict", "command"]
+    head = ["claim", "the paper", "here [95 % interval]", "seeds", "verdict", "command"]
     lines = [head, ["---"] * len(head), *map(_summary, results)]
     sections = [_section(result, pictures.get(result.id)) for result in results]
-    return "\n\n".join([_INTRO, _rows(lines), _FIGURES, _drawn(results), *sections]) + "\n"
+    figures = f"{_FIGURES}{_changed(results)}"
+    return "\n\n".join([_INTRO, _rows(lines), figures, _drawn(results), *sections]) + "\n"
 
 
 def label_of(one: Outcome) -> str:
@@ -147,14 +155,18 @@ def verdict_text(one: Outcome) -> str:
     """The verdict, what an undecided one excludes, which seeds diverged or are still missing."""
     if one.estimate is None:
         return f"{one.verdict}{_no_round(one)}{_diverged(one.diverged)}"
-    ended = len(one.pairs) + len({seed for seeds in one.diverged.values() for seed in seeds})
-    so_far = "so far " if ended < one.asked else ""
+    so_far = "so far " if _lacks_seeds(one) else ""
     return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}{_diverged(one.diverged)}"
 
 
 def diverged_with(seeds: Sequence[int]) -> str:
     """Seeds 1, 2 and 5 → ``diverged with seeds 1-2, 5``."""
     return f"diverged with seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}"
+
+
+def _lacks_seeds(one: Outcome) -> bool:
+    ended = len(one.pairs) + len({seed for seeds in one.diverged.values() for seed in seeds})
+    return ended < one.asked
 
 
 def number(one: Outcome, value: float | None) -> str:
@@ -248,32 +260,56 @@ def _headlines(result: ClaimResult) -> list[Outcome]:
 
 
 def _summary(result: ClaimResult) -> list[str]:
-    """A claim's line: its first comparison, and how many others went which way."""
-    first, *others = _headlines(result)
+    """A claim's line: figures of its first main comparison, seeds and verdict of all of them."""
+    main = _headlines(result)
+    first = main[0]
     return [
         f"[{result.id}](#{result.id}): {result.claim}",
         _paper(first),
         f"{_pair(first)} {claimed_text(first)}: {_figure(first)}",
-        "; ".join([_in_words(first), *_counted(others)]),
+        _seeds_of(main),
+        _verdict_of(main),
         f"`{_COMMAND} {result.id}`",
     ]
 
 
-def _in_words(one: Outcome) -> str:
-    return _WORDS.get(one.verdict, one.verdict)
+def _seeds_of(outcomes: Sequence[Outcome]) -> str:
+    """E.g. ``0 to 2 of 3``, where comparisons have not the same number of seeds."""
+    return f"{_span([len(one.pairs) for one in outcomes])} of {outcomes[0].asked}"
 
 
-def _counted(others: Sequence[Outcome]) -> list[str]:
-    if not others:
-        return []
-    counts = Counter(map(_in_words, others))
-    told = ", ".join(f"{count} {word}" for word, count in sorted(counts.items(), key=_yes_first))
-    return [f"{len(others)} more: {told}"]
+def _verdict_of(main: Sequence[Outcome]) -> str:
+    """What a claim's main comparisons say together, and how many of several say what."""
+    words = Counter(_WORDS.get(one.verdict, one.verdict) for one in main)
+    together = min(words, key=_rank)
+    if together == "yes" and len(words) > 1:
+        together = "partly"
+    begun = any(one.estimate is not None for one in main)
+    so_far = "so far " if begun and any(map(_lacks_seeds, main)) else ""
+    diverged: dict[str, set[int]] = {}
+    for one in main:
+        for label, seeds in one.diverged.items():
+            diverged.setdefault(label, set()).update(seeds)
+    notes = _diverged({label: sorted(seeds) for label, seeds in diverged.items()})
+    return f"{so_far}{together}{_counted(words)}{notes}"
 
 
-def _yes_first(counted: tuple[str, int]) -> tuple[bool, bool, str]:
-    word, _ = counted
-    return word != "yes", word != "no", word
+def _counted(words: Counter[str]) -> str:
+    """E.g. ``: 1 of 3 yes, 2 not decided``; nothing of a single comparison."""
+    total = words.total()
+    if total == 1:
+        return ""
+    if len(words) == 1:
+        return f": all {total}"
+    (first, count), *others = ((word, words[word]) for word in sorted(words, key=_rank))
+    more = "".join(f", {count} {word}" for word, count in others)
+    return f": {count} of {total} {first}{more}"
+
+
+def _rank(word: str) -> tuple[int, str]:
+    """Which of several verdicts is told first."""
+    told = ("yes", "no", "not decided")
+    return told.index(word) if word in told else len(told), word
 
 
 def _drawn(results: Sequence[ClaimResult]) -> str:
@@ -287,6 +323,12 @@ def _drawn(results: Sequence[ClaimResult]) -> str:
     return "\n".join([_SEEDS, "", *lines])
 
 
+def _changed(results: Sequence[ClaimResult]) -> str:
+    """Which claims have comparisons that were not fixed before all results."""
+    names = [f"[{one.id}](#{one.id})" for one in results if one.changed]
+    return f"\n{_CHANGED}\n{', '.join(names)}." if names else ""
+
+
 def _section(result: ClaimResult, picture: str | None) -> str:
     metric = METRICS[result.metric].label
     about = [
@@ -297,8 +339,9 @@ def _section(result: ClaimResult, picture: str | None) -> str:
                 f"- The paper: {result.printed}",
                 f"- Here: {result.setting}. Scores are {metric} in per cent.",
                 f"- `{_COMMAND} {result.id}` runs `{result.experiment}`.",
-                f"- Seeds: {result.seeds_done} of {result.seeds_asked}.",
+                f"- Seeds: {_seeds_of(result.outcomes)}.",
                 f"- By seed differ {', '.join(result.varies)}.",
+                *([f"- Fixed later: {result.changed}"] if result.changed else []),
             ]
         ),
     ]
@@ -323,10 +366,12 @@ def _rows(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _done(one: Progress) -> str:
-    counts = sorted(len(seeds) for seeds in one.done.values())
-    fewest, most = counts[0], counts[-1]
-    done = str(fewest) if fewest == most else f"{fewest} to {most}"
-    return f"{done} of {len(one.asked)}"
+    return f"{_span([len(seeds) for seeds in one.done.values()])} of {len(one.asked)}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    fewest, most = min(counts), max(counts)
+    return str(fewest) if fewest == most else f"{fewest} to {most}"
 
 
 def _missing(one: Progress) -> list[str]:

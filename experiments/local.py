@@ -395,9 +395,10 @@ class _Saving:
 def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:
     if not of_clients:
         return None
+    kept = [one.kept_bytes for one in of_clients if one.kept_bytes is not None]
     return ClientCosts(
         train_s=round(fmean(one.train_s for one in of_clients), 6),
-        kept_bytes=round(fmean(one.kept_bytes or 0.0 for one in of_clients), 1),
+        kept_bytes=round(fmean(kept), 1) if kept else None,
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import socket
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
 
+from protofleet.coordinator.status import counted_updates
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
@@ -70,15 +71,14 @@ def _training(run_dir: Path) -> dict[int, ClientCosts]:
     """What the updates that count in a round tell of their devices' training, by the round.
 
     An update is complete before it is encoded: what it tells of that is of the round before.
+    Devices that tell nothing are left out.
     """
-    ledger = run_dir / "ledger.sqlite"
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
-        rows = db.execute(
-            "SELECT counted_in, avg(coalesce(json_extract(record, '$.costs.cpu_s.train'), 0)"
-            " + coalesce(json_extract(record, '$.costs.cpu_s.encode'), 0)) FROM members"
-            " WHERE counted_in IS NOT NULL GROUP BY counted_in"
-        )
-        return {number: ClientCosts(train_s=round(seconds, 6)) for number, seconds in rows}
+    told: dict[int, list[float]] = {}
+    for number, record in counted_updates(run_dir):
+        spent = record.costs.cpu_s
+        if "train" in spent:
+            told.setdefault(number, []).append(spent["train"] + spent.get("encode", 0.0))
+    return {number: ClientCosts(train_s=round(fmean(each), 6)) for number, each in told.items()}
 
 
 @contextmanager

@@ -302,7 +302,10 @@ def _notes(runs: Sequence[MethodResult], asked: int) -> list[str]:
     some_finished = any(run.finished for run in runs)
     for run in runs:
         done = len(trained(run))
-        if not run.finished:
+        if run.stopped:
+            fate = f"diverged after {done} of {asked} rounds: {run.stopped}"
+            found.setdefault(fate, []).append(run.seed)
+        elif not run.finished:
             fate = "left out" if some_finished else "figures so far"
             found.setdefault(f"stopped after {done} of {asked} rounds, {fate}", []).append(run.seed)
         elif done != asked:

@@ -83,5 +83,8 @@ def test_rounds_that_differ_from_their_oracle_fail_and_are_in_the_table(monkeypa
     rounds.agree([1, 402], [1, 400])
     rounds.agree([0, 0.001], [0, 0])
     assert list(oracle_table())[2:] == ["| Method | 1 | 2 | 4, 2 to 3 | 5.0e-03 | 1e-02 |"]
+    nearer_to_its_tolerance = OracleRounds("Method", ["ab"], 0.001)
+    nearer_to_its_tolerance.agree([1, 400.3], [1, 400])
+    assert list(oracle_table())[2:] == ["| Method | 2 | 2 | 4, 2 to 3 | 5.0e-03 | 1e-02 |"]
     with pytest.raises(AssertionError, match=r"relative error 0\.02, at most 0\.01"):
         rounds.agree([1, 408], [1, 400])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,9 @@ from protofleet.cli._experiments import (
     kept,
 )
 from protofleet.cli._outputs import check_writable_folder, writable
+
+if TYPE_CHECKING:
+    from protofleet.experiments.claim_results import ClaimResult
 
 
 @click.command()
@@ -124,6 +128,17 @@ def claims(
     if status or not all(one.finished for one in found.values()):
         claim_text.show_progress(found, console)
     claim_text.show(results, console)
+    _write(results, markdown=markdown, json_file=json_file, pictures=pictures)
+
+
+def _write(
+    results: Sequence[ClaimResult],
+    *,
+    markdown: Path | None,
+    json_file: Path | None,
+    pictures: Path | None,
+) -> None:
+    """What was asked for."""
     if pictures is None and json_file is None and markdown is None:
         return
     from protofleet.experiments import claim_files  # loads matplotlib

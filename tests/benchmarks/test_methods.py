@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
+from protofleet import __version__
 from protofleet.benchmarks.methods import Cell, CellStore, architectures, in_order, page, run
 from protofleet.cli.bench import bench
 from protofleet.errors import InputError
+
+
+def a_cell(*, architecture="A", strategy="one", version="0.2.0", day="2026-11-26", **more):
+    return Cell(architecture=architecture, strategy=strategy, version=version, day=day, **more)
 
 
 @pytest.mark.mosquitto
@@ -25,15 +32,17 @@ def test_a_method_runs_with_both_runtimes_or_says_what_to_do():
         "fedper": "runs",
     }
     assert "take fedproto, moon or protohar for other data" in found["cdfl"].note
+    assert {cell.version for cell in found.values()} == {__version__}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", cell.day) for cell in found.values())
 
 
 def test_the_page_numbers_what_is_said_once():
     """Three refusals for two reasons."""
     cells = [
-        Cell(architecture="A", strategy="one", outcome="runs"),
-        Cell(architecture="A", strategy="two", outcome="refused", note="too small"),
-        Cell(architecture="B", strategy="one", outcome="refused", note="too small"),
-        Cell(architecture="B", strategy="two", outcome="failed", note="it fell"),
+        a_cell(architecture="A", strategy="one", outcome="runs"),
+        a_cell(architecture="A", strategy="two", outcome="refused", note="too small"),
+        a_cell(architecture="B", strategy="one", outcome="refused", note="too small"),
+        a_cell(architecture="B", strategy="two", outcome="failed", note="it fell"),
     ]
     text = page(cells)
     assert "1 runs, 2 refused, 1 failed." in text
@@ -43,7 +52,7 @@ def test_the_page_numbers_what_is_said_once():
 
 def test_the_page_says_with_which_versions_and_when_its_cells_were_measured():
     cells = [
-        Cell(architecture="A", strategy=name, outcome="runs", version=version, day=day)
+        a_cell(architecture="A", strategy=name, outcome="runs", version=version, day=day)
         for name, version, day in (
             ("one", "0.2.0", "2026-11-26"),
             ("two", "0.1.0", "2026-11-23"),
@@ -56,7 +65,7 @@ def test_the_page_says_with_which_versions_and_when_its_cells_were_measured():
 
 
 def _cells(*outcomes):
-    return [Cell(architecture="A", strategy=f"s{n}", outcome=o) for n, o in enumerate(outcomes)]
+    return [a_cell(architecture="A", strategy=f"s{n}", outcome=o) for n, o in enumerate(outcomes)]
 
 
 def test_cells_are_kept_as_they_come_and_failed_ones_alone_are_taken_again(tmp_path):
@@ -67,7 +76,7 @@ def test_cells_are_kept_as_they_come_and_failed_ones_alone_are_taken_again(tmp_p
         store.add(cell)
     assert list(CellStore(path).cells.values()) == [first, second, third]
     assert CellStore(path).settled() == {("A", "s0"), ("A", "s1")}
-    again = Cell(architecture="A", strategy="s2", outcome="runs")
+    again = a_cell(architecture="A", strategy="s2", outcome="runs")
     CellStore(path).add(again)
     assert CellStore(path).cells["A", "s2"] == again
 
@@ -91,9 +100,18 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         CellStore(path)
 
 
+@pytest.mark.parametrize("field", ["version", "day"])
+def test_a_line_without_its_version_or_day_is_not_taken_for_one_of_now(tmp_path, field):
+    path = tmp_path / "cells.jsonl"
+    CellStore(path).add(a_cell(outcome="runs"))
+    path.write_text(re.sub(f',"{field}":"[^"]*"', "", path.read_text()))
+    with pytest.raises(InputError, match=f"missing required field `{field}`"):
+        CellStore(path)
+
+
 def test_rows_stand_in_the_sweeps_order_and_others_are_left_out():
     cells = [
-        Cell(architecture=name, strategy="fedavg", outcome="runs")
+        a_cell(architecture=name, strategy="fedavg", outcome="runs")
         for name in ("BERT", "gone", "LSTM classifier")
     ]
     assert [one.architecture for one in in_order(cells)] == ["LSTM classifier", "BERT"]
@@ -102,7 +120,7 @@ def test_rows_stand_in_the_sweeps_order_and_others_are_left_out():
 @pytest.mark.mosquitto
 def test_what_is_settled_is_not_run_again_and_stands_on_the_page(tmp_path):
     cells, out = tmp_path / "cells.jsonl", tmp_path / "page.md"
-    CellStore(cells).add(Cell(architecture="1-D CNN", strategy="fedper", outcome="runs"))
+    CellStore(cells).add(a_cell(architecture="1-D CNN", strategy="fedper", outcome="runs"))
     options = ["--only", "1-D CNN", "--strategy", "fedper", "--json", str(cells), "--out", str(out)]
     result = CliRunner().invoke(bench, ["methods", *options], catch_exceptions=False)
     assert (result.exit_code, result.output) == (0, "")

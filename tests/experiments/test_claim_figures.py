@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
+from matplotlib.figure import Figure
 from paired_runs import a_run, store_runs, write_files
 
-from protofleet.experiments.claim_figures import draw, look_of
+from protofleet.experiments.claim_figures import _comparison, draw, look_of
 from protofleet.experiments.claim_files import draw_claims
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.claim_results import result_of
+from protofleet.experiments.comparisons import Estimate
 
 
 @pytest.mark.parametrize("measure", ["last", "equal_bytes", "rounds_to", "uplink"])
@@ -48,6 +50,20 @@ def test_a_picture_stays_where_a_curve_is_elsewhere(tmp_path, monkeypatch):
     assert drawn[0] != drawn[1] == drawn[2] == drawn[3]
     assert draw_claims([msgspec.structs.replace(result, outcomes=())], tmp_path) == {}
     assert picture.is_file()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"), [("t", [0.0, 2.0]), ("log t", [0.0, 2.0]), ("order", [1.0, 2.0])]
+)
+def test_an_interval_reaches_to_nothing_unless_that_end_is_open(tmp_path, monkeypatch, kind, ends):
+    """Order statistics of ratios know no lower bound then: the line is from the value alone."""
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    (claim,) = load_claims(tmp_path / "papers")
+    one = result_of(claim, tmp_path).outcomes[0]
+    axes = Figure().add_subplot()
+    _comparison(axes, 0, one, Estimate(value=1.0, low=0.0, high=2.0, kind=kind))
+    assert list(axes.lines[0].get_xdata()) == ends
 
 
 def test_curves_are_told_apart():

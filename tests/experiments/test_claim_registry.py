@@ -123,6 +123,17 @@ def test_a_method_against_itself_is_refused(folder):
         _load(folder, text)
 
 
+def test_a_claim_of_details_alone_is_refused(folder):
+    text = _HEAD + _CLAIM + _COMPARED + _SECTION + "detail = true\n"
+    with pytest.raises(InputError, match="`comparisons`: expected at least one without `detail"):
+        _load(folder, text)
+
+
+def test_no_two_committed_claims_say_the_same():
+    claims = [one.claim.claim for one in load_claims()]
+    assert len(set(claims)) == len(claims)
+
+
 def test_an_id_comes_once(folder):
     text = _HEAD + 2 * (_CLAIM + _COMPARED + _SECTION)
     with pytest.raises(InputError, match="ids that differ, got 'one' twice"):

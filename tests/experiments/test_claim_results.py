@@ -134,8 +134,11 @@ def test_earlier_figures_count_for_each_comparison_by_what_is_claimed_now(place)
     assert [len(one.pairs) for one in (first, last)] == [3, 0]
     assert (first.verdict, first.paper, last.verdict) == ("refuted", None, "not measured")
     assert result.curves.keys() == {"A", "B"}
-    (place / "one.toml").write_text(text.replace("epochs = 1", "epochs = 2"))
+    assert result.seeds_done == 0  # of A and C
     file.write_text(file.read_text().replace(more, ""))
+    (claim,) = load_claims(place / "papers")
+    assert or_earlier(result_of(claim, place / "empty"), earlier).seeds_done == 3
+    (place / "one.toml").write_text(text.replace("epochs = 1", "epochs = 2"))
     (claim,) = load_claims(place / "papers")
     changed = result_of(claim, place / "empty")
     assert or_earlier(changed, earlier) is changed

@@ -38,7 +38,7 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     text = page([result], {result.id: "images/a.png"})
     assert (
         "| [fedx-better](#fedx-better): A scores higher than B. | +2.00 (inside); elsewhere +5.00 "
-        "(outside) | A - B > 0: +2.00 [-0.48, +4.48] | not decided | "
+        "(outside) | A - B > 0: +2.00 [-0.48, +4.48] | 3 of 3 | not decided | "
         "`protofleet experiment claims fedx-better` |"
     ) in text
     assert (
@@ -73,7 +73,57 @@ def test_other_comparisons_of_the_claims_measure_are_counted(result):
     """B's loss is surely higher, and its bytes are the same."""
     results = tuple(msgspec.structs.replace(one, detail=False) for one in result.outcomes)
     text = page([msgspec.structs.replace(result, outcomes=results)], {})
-    assert "| not decided; 2 more: 1 yes, 1 not decided |" in text
+    assert "| partly: 1 of 3 yes, 2 not decided |" in text
+
+
+def summary(result, *outcomes, **changes):
+    """Seeds and verdict of a claim's line, and the whole page."""
+    text = page([msgspec.structs.replace(result, outcomes=outcomes, **changes)], {})
+    (line,) = (one for one in text.splitlines() if one.startswith("| [fedx-better]"))
+    return line.split(" | ")[3:5], text
+
+
+def saying(result, *verdicts, **more):
+    one = result.outcomes[0]
+    return [msgspec.structs.replace(one, verdict=verdict, **more) for verdict in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        (["reproduced"], "yes"),
+        (["refuted"], "no"),
+        (["reproduced"] * 2, "yes: all 2"),
+        (["refuted", "reproduced", "reproduced"], "partly: 2 of 3 yes, 1 no"),
+        (["not decided", "refuted"], "no: 1 of 2 no, 1 not decided"),
+        (["not measured", "not decided"], "not decided: 1 of 2 not decided, 1 not measured"),
+        (["not measured"] * 2, "not measured: all 2"),
+    ],
+)
+def test_a_claims_verdict_is_that_of_all_its_main_comparisons(result, verdicts, told):
+    (_, verdict), _ = summary(result, *saying(result, *verdicts))
+    assert verdict == told
+
+
+def test_a_claims_line_tells_missing_seeds_and_those_that_diverged(result):
+    missing = saying(result, "reproduced", asked=5)
+    assert summary(result, *missing)[0] == ["3 of 5", "so far yes"]
+    gone = saying(result, "reproduced", asked=4, diverged={"A": (4,)})
+    gone += saying(result, "reproduced", asked=4, diverged={"A": (4,), "B": (4,)})
+    told = "yes: all 2; A diverged with seed 4; B diverged with seed 4"
+    assert summary(result, *gone)[0] == ["3 of 4", told]
+    unmeasured = saying(result, "not measured", pairs=(), estimate=None)
+    found, text = summary(result, *saying(result, "reproduced"), *unmeasured)
+    assert found == ["0 to 3 of 3", "so far partly: 1 of 2 yes, 1 not measured"]
+    assert "- Seeds: 0 to 3 of 3." in text
+    assert summary(result, *unmeasured)[0] == ["0 of 3", "not measured"]
+
+
+def test_the_page_names_the_claims_whose_comparisons_were_fixed_later(result):
+    assert "fixed later" not in page([result], {}).lower()
+    _, text = summary(result, *result.outcomes, changed="the margin, when results were known.")
+    assert "when results were known, as told below:\n[fedx-better](#fedx-better)." in text
+    assert "\n- Fixed later: the margin, when results were known.\n" in text
 
 
 def test_a_seed_that_diverged_is_told_and_is_not_missing(result):
@@ -142,6 +192,7 @@ def test_the_committed_page_is_made_of_the_committed_figures():
         words = one.claim.claim, one.claim.printed, one.claim.setting
         assert (found.claim, found.printed, found.setting) == words
         assert found.remarks == " ".join(one.claim.remarks.split())
+        assert found.changed == one.claim.changed
         compared = [
             (each.method, each.against, *row, each.printed(row[1]), each.expect, each.relative)
             for each in one.claim.comparisons

@@ -47,12 +47,15 @@ def test_the_status_trains_nothing(place, capsys):
     experiment = write_files(place)
     runs = [a_run(label, seed, [0.5] * 3) for label in "AB" for seed in (1, 2)]
     store_runs(place / "runs" / "one", experiment, *runs)
-    assert claims("--status", "--json", "c.json") == 0
+    assert claims("--status", "--json", "c.json", "--markdown", "c.md") == 0
     printed = capsys.readouterr().out
     assert "one lacks seeds 3 (every method)" in printed
     assert "so far not decided" in printed
     assert not (place / "runs" / "one" / "data").exists()
     assert json.loads((place / "c.json").read_bytes())[0]["seeds_done"] == 2
+    page = (place / "c.md").read_text()
+    assert "| 2 of 3 | so far not decided | `protofleet experiment claims fedx-better` |" in page
+    assert "| 2/3 | so far not decided |" in page
 
 
 def test_an_earlier_file_counts_where_it_has_more_of_the_same_experiment(place, capsys):

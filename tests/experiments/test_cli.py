@@ -184,6 +184,20 @@ def test_the_table_is_of_the_seeds_and_methods_that_are_asked_for(place, capsys)
     assert "FedAvg" not in printed
 
 
+def test_the_costs_of_one_experiment_are_printed_alone(place, capsys):
+    store(place, seed=1, accuracies=(0.7, 0.8))
+    assert ended("table", "tiny.toml", "--costs") == 0
+    printed = capsys.readouterr().out
+    assert "| FedAvg | " in printed
+    assert "80.00" not in printed
+
+
+def test_costs_of_several_experiments_are_refused(place, capsys):
+    (place / "other.toml").write_text(_TOML)
+    last = refused(capsys, "table", "tiny.toml", "other.toml", "--costs")
+    assert "--costs is for one experiment" in last
+
+
 @pytest.mark.usefixtures("place")
 def test_a_table_of_nothing_says_how_to_make_results(capsys):
     assert refused(capsys, "table", "tiny.toml") == (

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
-from protofleet.experiments import local, runner
+from protofleet.experiments import local, mqtt, runner
 from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_results, load_run, run_folder, save_result
+from protofleet.federation.records import ClientCosts, Costs, UpdateRecord
+from protofleet.strategies.training import DivergedError
 
 _MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
 _CODEC = {"up": "topk", "down": "int4"}
@@ -88,6 +92,46 @@ def test_a_method_that_diverges_does_not_stop_the_others(run, tmp_path, lr):
     assert (wild.finished, wild.rounds) == (False, ())
     assert "expected" in wild.stopped or "finite" in wild.stopped
     assert wild.digest == digest(chosen, chosen.methods[0])
+
+
+def test_the_rounds_before_a_method_diverged_are_kept(run, tmp_path, monkeypatch):
+    """In its third round."""
+    step = local._Engine._trained
+
+    def diverging(self, run, *more):
+        if len(run.rounds) == 2:
+            raise DivergedError("client 'client-0': a loss is not finite")
+        return step(self, run, *more)
+
+    monkeypatch.setattr(local._Engine, "_trained", diverging)
+    with pytest.raises(ProtofleetError, match=r"1 of 1 runs stopped, .*a loss is not finite"):
+        run(experiment(rounds=4))
+    kept = load_run(tmp_path / "runs" / "fedavg" / "seed-1")
+    assert [one.round_id for one in kept.rounds] == [1, 2]
+    assert (kept.finished, kept.stopped) == (False, "client 'client-0': a loss is not finite")
+
+
+def test_what_clients_do_not_tell_of_their_costs_is_not_counted_as_nothing():
+    told, silent = ClientCosts(train_s=1.0, kept_bytes=30.0), ClientCosts(train_s=3.0)
+    assert local._mean_costs([told, silent]) == ClientCosts(train_s=2.0, kept_bytes=30.0)
+    assert local._mean_costs([silent]) == silent
+
+
+def test_devices_that_tell_no_costs_leave_a_rounds_mean_as_it_is(tmp_path):
+    """1.5 and 2.5 s of the first round; of the second nobody tells."""
+    spent = {1: [{"train": 1.0, "encode": 0.5}, {"train": 2.5}, {}], 2: [{}, {}, {}]}
+    with Ledger(tmp_path / "run", {"federation": "home"}) as ledger:
+        for number, devices in spent.items():
+            names = [f"client-{place}" for place in range(len(devices))]
+            ledger.open_round(number, names, 0.0)
+            for name, cpu_s in zip(names, devices, strict=True):
+                costs = Costs(cpu_s=cpu_s)
+                record = UpdateRecord(client_id=name, round_id=number, num_examples=1, costs=costs)
+                source = tmp_path / name
+                source.write_bytes(b"tensors")
+                row = Accepted(device_id=name, transfer_id=f"{name}-{number}", record=record)
+                ledger.accept(ArrivedUpdate(source, row))
+    assert mqtt._training(tmp_path / "run") == {1: ClientCosts(train_s=2.0)}
 
 
 @pytest.mark.slow(seconds=30)

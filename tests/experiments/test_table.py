@@ -374,6 +374,14 @@ def test_unfinished_runs_are_shown_if_nothing_else_is_there(table_of):
     assert row.seeds_done == 0
 
 
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_run_that_diverged_says_so_and_why(table_of, done):
+    run = a_run(own_scores(0.5)[:done], finished=False)
+    run = msgspec.structs.replace(run, stopped="a loss is not finite")
+    (row,) = table_of(an_experiment([a_method()]), run).rows
+    assert row.notes == (f"seed 1: diverged after {done} of 3 rounds: a loss is not finite",)
+
+
 def test_a_run_of_fewer_rounds_than_the_file_says_is_noted(table_of):
     row = table_of(an_experiment([a_method(rounds=5)]), a_run(own_scores(0.6, 0.7))).rows[0]
     assert row.notes == ("seed 1: 2 rounds instead of 5",)

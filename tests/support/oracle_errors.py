@@ -40,7 +40,7 @@ def oracle_table() -> Iterator[str]:
     yield "| method | cases | rounds | clients, in a round | largest relative error | tolerance |"
     yield "|---|---:|---:|---:|---:|---:|"
     for method, cases in sorted(_LARGEST.items(), key=lambda item: item[0].lower()):
-        worst = max(cases, key=lambda one: one.error / one.tolerance)
+        worst = max(cases, key=lambda one: one.error)
         cohorts = [cohort for one in cases for cohort in one.cohorts]
         sizes = sorted(map(len, cohorts))
         yield (
