@@ -286,7 +286,9 @@ def pack(*, names: tuple[str, ...], to: Path, out: Path, rounds: int | None) -> 
     runs = archived_runs(asked, out, rounds)
     if not runs:
         raise InputError(
-            f"results '{out}': expected finished runs of {', '.join(asked)}, found none; "
+            f"results '{out}': expected finished runs of {', '.join(asked)}"
+            f"{f' with {rounds} rounds' if rounds else ''}, found none; those of other rounds "
+            "are packed with --rounds N; "
             f"make them with: protofleet experiment run {expanded(names)[0]}"
         )
     write_archive(to, runs)

@@ -132,4 +132,8 @@ def test_runs_of_other_rounds_than_the_files_are_packed_when_asked_for(tmp_path,
 def test_an_archive_of_nothing_is_refused_with_the_remedy(experiment, capsys):
     assert experiment.rounds == 3
     assert call("pack", "one.toml", "--to", "new.gz") == 1
-    assert "protofleet experiment run one.toml" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "packed with --rounds N" in told
+    assert "protofleet experiment run one.toml" in told
+    assert call("pack", "one.toml", "--rounds", 9, "--to", "new.gz") == 1
+    assert "expected finished runs of one with 9 rounds, found none" in capsys.readouterr().err
