@@ -63,7 +63,9 @@ class _Terminal:
 def test_who_is_late_in_a_buffered_run_is_seen_at_its_task(make_federation, tmp_path, key):
     """A device stands still behind its first task while the other makes one state after another."""
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
-    federation.write(rounds=4000, extra='[schedule]\nkind = "buffered"\nbuffer = 1\n')
+    # Else the task would be too old after 20 rounds, and the device would wait for another.
+    schedule = 'kind = "buffered"\nbuffer = 1\nmax_staleness = 4000'
+    federation.write(rounds=4000, extra=f"[schedule]\n{schedule}\n")
     command = [sys.executable, "-m", "protofleet", "coordinator", "run", str(federation.file)]
     terminal = _Terminal([*command, "--trust", str(federation.trust)], 60)
     try:
