@@ -221,6 +221,7 @@ def test_a_browser_trains_beside_the_devices_under_a_name_of_its_own(run, tmp_pa
 
 def test_missing_data_root_is_named(tmp_path):
     command = [*_DEMO, "--data", "uci-har", "--out", str(tmp_path / "run")]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "PROTOFLEET_DATA"}
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert refused.returncode == 1
     assert "--data-root" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
@@ -23,9 +24,17 @@ _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 _READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user who must not
 
 
+# Below those that a system gives to connections, and other ones for each process of pytest-xdist:
+# a port stays free until its broker listens, and while a test's broker is down.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+_PORTS = itertools.cycle(range(10_000 + 2_500 * _WORKER, 12_500 + 2_500 * _WORKER))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    while True:
+        port = next(_PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager
