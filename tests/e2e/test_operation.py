@@ -90,7 +90,7 @@ def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living
     """The others have folders of their own, so that no lock is between them."""
     bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
     run = make_federation("run", bundle, 2)
-    run.write(rounds=60, extra="[liveness]\nlease_s = 2.0\n")
+    run.write(rounds=60, extra="[liveness]\nlease_s = 5.0\n")
     first = run.start_coordinator()
     devices = [run.start_device(name) for name in run.devices]
     first.wait_for(_of("round_closed", round_id=2))
