@@ -1,7 +1,8 @@
-"""Finished runs of experiments in one file: machines share the work, and figures outlive them.
+"""Runs of experiments in one file: machines share the work, and figures outlive them.
 
-The file is gzip over JSON Lines, a finished run a line: ``{"experiment": name, "run": …}``, the
-latter as in its ``result.json``. The same runs give the same bytes.
+The file is gzip over JSON Lines, a line for each run that is finished, or that cannot go on because
+its method diverged: ``{"experiment": name, "run": …}``, the latter as in its ``result.json``. The
+same runs give the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
-from protofleet.experiments.claim_results import current_runs
+from protofleet.experiments.claim_results import current_runs, diverged_runs
 from protofleet.experiments.config import Experiment, Method, with_rounds
 from protofleet.experiments.store import MethodResult, holds_run, run_folder, save_result
 
@@ -30,7 +31,7 @@ class ArchivedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         experiment: its name, which becomes a folder.
-        run: finished.
+        run: finished, or stopped for good.
     """
 
     experiment: str
@@ -39,14 +40,14 @@ class ArchivedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.experiment):
             raise ValueError(f"expected the name of an experiment, got '{self.experiment}'")
-        if not self.run.finished:
+        if not self.run.finished and not self.run.stopped:
             raise ValueError(f"expected a finished run, got one of {len(self.run.rounds)} rounds")
 
 
 def archived_runs(
     experiments: Mapping[str, Experiment], folder: Path, rounds: int | None = None
 ) -> list[ArchivedRun]:
-    """The finished runs of experiments, with the settings and rounds that their files have now.
+    """The finished runs of experiments as their files are now, and those that diverged.
 
     Args:
         experiments: by name.
@@ -61,9 +62,14 @@ def archived_runs(
     return [
         ArchivedRun(experiment=name, run=run)
         for name, experiment in experiments.items()
-        for runs in current_runs(experiment, folder / name).values()
-        for run in runs
+        for run in _ended(experiment, folder / name)
     ]
+
+
+def _ended(experiment: Experiment, folder: Path) -> Iterator[MethodResult]:
+    diverged = diverged_runs(experiment, folder)
+    for label, finished in current_runs(experiment, folder).items():
+        yield from sorted([*finished, *diverged[label]], key=lambda run: run.seed)
 
 
 def write_archive(path: Path, runs: Iterable[ArchivedRun]) -> None:
@@ -76,7 +82,7 @@ def read_archive(path: Path) -> Iterator[ArchivedRun]:
     """The runs of a file, each checked when its turn comes.
 
     Raises:
-        InputError: it cannot be read, or a line is no finished run.
+        InputError: it cannot be read, or a line is no such run.
     """
     number = 0
     try:

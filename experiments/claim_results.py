@@ -225,17 +225,23 @@ def current_runs(experiment: Experiment, folder: Path) -> dict[str, list[MethodR
     }
 
 
-def diverged_seeds(experiment: Experiment, folder: Path) -> dict[str, tuple[int, ...]]:
-    """With which seeds each method's run, as the file is now, cannot go on; by label."""
+def diverged_runs(experiment: Experiment, folder: Path) -> dict[str, list[MethodResult]]:
+    """Each method's runs of the file as it is now that cannot go on, by label."""
     found = group(experiment, load_results(folder, experiment))
     return {
-        method.label: tuple(
-            one.seed
+        method.label: [
+            one
             for one in found[method.label]
             if one.stopped and one.digest == digest(experiment, method)
-        )
+        ]
         for method in experiment.methods
     }
+
+
+def diverged_seeds(experiment: Experiment, folder: Path) -> dict[str, tuple[int, ...]]:
+    """With which seeds each method's run, as the file is now, cannot go on; by label."""
+    runs = diverged_runs(experiment, folder)
+    return {label: tuple(one.seed for one in found) for label, found in runs.items()}
 
 
 def is_current(run: MethodResult, experiment: Experiment, method: Method) -> bool:

@@ -275,8 +275,9 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
 def pack(*, names: tuple[str, ...], to: Path, out: Path, rounds: int | None) -> None:
     """Write the finished runs of experiments into one small file, for another machine.
 
-    Figures of every round, no models and no data: some kilobytes a run. 'unpack' lays them there
-    as if they had been run there, so that machines share the work of a table.
+    Those that diverged are written, too. Figures of every round, no models and no data: some
+    kilobytes a run. 'unpack' lays them there as if they had been run there, so that machines
+    share the work of a table.
     """
     from protofleet.errors import InputError
     from protofleet.experiments.archive import archived_runs, write_archive
@@ -292,7 +293,7 @@ def pack(*, names: tuple[str, ...], to: Path, out: Path, rounds: int | None) -> 
             f"make them with: protofleet experiment run {expanded(names)[0]}"
         )
     write_archive(to, runs)
-    click.echo(f"{to}: {len(runs)} finished runs of {', '.join(asked)}")
+    click.echo(f"{to}: {len(runs)} runs of {', '.join(asked)}")
 
 
 @experiment.command()

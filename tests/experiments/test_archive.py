@@ -3,11 +3,13 @@
 import gzip
 import json
 
+import msgspec
 import pytest
 
 from protofleet.cli.main import main
 from protofleet.errors import InputError
 from protofleet.experiments.archive import archived_runs, read_archive, unpack, write_archive
+from protofleet.experiments.claim_results import diverged_seeds
 from protofleet.experiments.store import load_results, run_folder, save_result
 from tests.support.paired_runs import a_run, store_runs, write_files
 
@@ -51,6 +53,18 @@ def test_finished_runs_arrive_as_they_were_and_the_same_bytes_come_again(
     again = tmp_path / "again.gz"
     write_archive(again, archived_runs({"one": experiment}, tmp_path / "there"))
     assert again.read_bytes() == archive.read_bytes()
+
+
+def test_a_method_that_diverged_is_told_of_there_too(tmp_path, experiment):
+    """Else its claims would say that seeds are missing."""
+    begun = a_run("B", 2, [0.4], finished=False)
+    broken = msgspec.structs.replace(begun, stopped="a loss is not finite")
+    runs = (a_run("B", 3, [0.4, 0.5, 0.6]), broken)
+    store_runs(tmp_path / "runs" / "one", experiment, *runs)
+    write_archive(tmp_path / "runs.gz", archived_runs({"one": experiment}, tmp_path / "runs"))
+    assert [one.run.seed for one in read_archive(tmp_path / "runs.gz")] == [2, 3]
+    assert unpack(tmp_path / "runs.gz", tmp_path / "there") == (2, 0)
+    assert diverged_seeds(experiment, tmp_path / "there" / "one") == {"A": (), "B": (2,)}
 
 
 def test_what_is_there_stays_finished_or_begun(tmp_path, experiment, archive):
@@ -114,7 +128,7 @@ def test_the_table_of_another_machine_counts_the_runs(tmp_path, archive, capsys)
     assert call("table", "one.toml", "--out", "there/one", "--markdown") == 0
     assert "| A |" in capsys.readouterr().out
     assert call("pack", "one.toml", "--out", "there", "--to", "new.gz") == 0
-    assert "new.gz: 3 finished runs of one" in capsys.readouterr().out
+    assert "new.gz: 3 runs of one" in capsys.readouterr().out
     assert (tmp_path / "new.gz").read_bytes() == archive.read_bytes()
 
 
