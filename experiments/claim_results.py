@@ -164,7 +164,7 @@ def load_claim_results(path: Path) -> dict[str, ClaimResult]:
 
 
 def or_earlier(result: ClaimResult, earlier: ClaimResult | None) -> ClaimResult:
-    """The earlier figures of each comparison of which there are more seeds.
+    """The earlier figures of each comparison of which more seeds are known.
 
     Args:
         result: from what is stored here; returned as it is where it has the more of everything.
@@ -197,9 +197,15 @@ def _seeds_of_all(outcomes: Sequence[Outcome]) -> int:
 
 
 def _or_known(one: Outcome, known: Outcome | None) -> Outcome:
-    if known is None or len(known.pairs) <= len(one.pairs):
+    if known is None or len(_settled(known)) <= len(_settled(one)):
         return one
     return measured(msgspec.structs.replace(one, diverged=known.diverged), known.pairs)
+
+
+def _settled(one: Outcome) -> set[int]:
+    """Seeds of which there are figures, or known to be none."""
+    diverged = {seed for seeds in one.diverged.values() for seed in seeds}
+    return diverged | {pair.seed for pair in one.pairs}
 
 
 def _place(one: Outcome) -> tuple[object, ...]:

@@ -106,6 +106,11 @@ def test_a_run_that_diverged_is_neither_left_to_run_nor_forgotten(place):
     first = result_of(claim, place).outcomes[0]
     assert first.diverged == {"B": (3,)}
     assert verdict_text(first) == "not decided; B diverged with seed 3"
+    earlier = result_of(claim, place)
+    store_runs(place / "there" / "one", experiment, *runs[:-1])
+    there = result_of(claim, place / "there")
+    assert there.outcomes[0].diverged == {}
+    assert or_earlier(there, earlier).outcomes[0].diverged == {"B": (3,)}
 
 
 def stopped(label, seed):
