@@ -160,15 +160,17 @@ def _paper_key(experiment: Experiment, by_label: dict[str, list[MethodResult]]) 
 
     These need not be the paper's: a small file has its own number.
     """
-    shorter = {
-        (done, asked)
-        for method in experiment.methods
-        if method.paper
-        for run in by_label[method.label]
-        if (done := len(trained(run))) < (asked := experiment.rounds_of(method))
-    }
-    told = ", ".join(f"{done} of {asked}" for done, asked in sorted(shorter))
-    return f"paper; ours after {told} rounds" if told else "paper"
+    printed = [one for one in experiment.methods if one.paper and by_label[one.label]]
+    shorter: dict[str, list[str]] = {}
+    for method in printed:
+        asked = experiment.rounds_of(method)
+        for done in sorted({len(trained(run)) for run in by_label[method.label]}):
+            if done < asked:
+                shorter.setdefault(f"{done} of {asked}", []).append(method.label)
+    if [one.label for one in printed] in shorter.values():
+        return f"paper; ours after {next(iter(shorter))} rounds"
+    told = [f"{', '.join(labels)} after {rounds} rounds" for rounds, labels in shorter.items()]
+    return "; ".join(["paper", *told])
 
 
 def _scored(runs: Sequence[MethodResult], section: Section) -> bool:

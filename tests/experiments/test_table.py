@@ -536,6 +536,14 @@ def test_curves_say_that_ours_have_fewer_rounds_than_the_file(tmp_path, rounds, 
     assert key in drawn_text(tmp_path / "curves.svg")
 
 
+def test_curves_name_who_has_fewer_rounds_than_the_file(tmp_path):
+    paper = {"personalisation": {"mean": 81.0}}
+    methods = [a_method(paper=paper), a_method("FedSub", "fedsub", paper=paper)]
+    runs = [a_run(own_scores(0.1, 0.2, 0.3)), a_run(own_scores(0.1, 0.2), label="FedSub")]
+    figures.curves(an_experiment(methods, rounds=3), runs, tmp_path / "curves.svg")
+    assert "paper; FedSub after 2 of 3 rounds" in drawn_text(tmp_path / "curves.svg")
+
+
 def test_curves_of_nothing_are_refused(tmp_path):
     with pytest.raises(InputError, match="expected scored rounds of 'Digits', got none"):
         figures.curves(an_experiment([a_method()]), [a_run([a_round(1)])], tmp_path / "a.png")
