@@ -258,8 +258,9 @@ def _figure(
     values = [value for value in scored if value is not None]
     if not values:
         return Figure()
-    # The server's model, or that of central training: no clients to differ.
-    one_model = section == "global" or runs[0].clients == 1
+    # The server's model, that of central training, or all clients' examples taken together.
+    alone = runs[0].clients == 1 or all(one.n == 1 for one in values)
+    one_model = section == "global" or alone
     widths = [] if one_model else [half_interval(one) for one in values if one.n > 1]
     return Figure(
         mean=float(np.mean([one.mean for one in values])),

@@ -393,7 +393,7 @@ def test_a_metric_that_was_not_measured_is_an_error_that_names_the_run(table_of)
 
 
 def test_accuracy_over_all_samples_of_the_servers_one_model_is_its_accuracy(table_of):
-    section = scored(0.1, 0.2) | {"sample_accuracy": {"mean": 0.3, "std": 0.01}}
+    section = scored(0.1, 0.2) | {"sample_accuracy": {"mean": 0.3, "std": 0.0, "n": 1}}
     scores = {"personalisation": section, "global": scored(0.4, 0.5)}
     run = a_run([msgspec.structs.replace(a_round(1), scores=scores)])
     experiment = an_experiment(
@@ -401,6 +401,7 @@ def test_accuracy_over_all_samples_of_the_servers_one_model_is_its_accuracy(tabl
     )
     cells = table_of(experiment, run).rows[0].cells
     assert cells["personalisation"].mean == pytest.approx(30)
+    assert cells["personalisation"].std is None  # of all clients' examples there is one
     assert cells["global"].mean == pytest.approx(50)
 
 
