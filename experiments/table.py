@@ -259,20 +259,20 @@ def _figure(
     if not values:
         return Figure()
     # The server's model, that of central training, or all clients' examples taken together.
-    alone = runs[0].clients == 1 or all(one.n == 1 for one in values)
-    one_model = section == "global" or alone
-    widths = [] if one_model else [half_interval(one) for one in values if one.n > 1]
+    together = all(one.n == 1 for one in values)
+    one_figure = section == "global" or runs[0].clients == 1 or together
+    widths = [] if one_figure else [half_interval(one) for one in values if one.n > 1]
     return Figure(
         mean=float(np.mean([one.mean for one in values])),
-        **_spread(values, one_model=one_model),
+        **_spread(values, one_figure=one_figure),
         ci95=float(np.mean(widths)) if widths else None,
     )
 
 
-def _spread(values: Sequence[Spread], *, one_model: bool) -> dict[str, Any]:
+def _spread(values: Sequence[Spread], *, one_figure: bool) -> dict[str, Any]:
     if len(values) > 1:
         return {"std": float(np.std([one.mean for one in values])), "over": "seeds"}
-    return {} if one_model else {"std": values[0].std, "over": "clients"}
+    return {} if one_figure else {"std": values[0].std, "over": "clients"}
 
 
 def _rounds_to_target(runs: Sequence[MethodResult], settings: ScoreSettings) -> float | None:

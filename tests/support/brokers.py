@@ -27,7 +27,7 @@ _READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user 
 # Below those that a system gives to connections, and other ones for each process of pytest-xdist:
 # a port stays free until its broker listens, and while a test's broker is down.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
-_PORTS = itertools.cycle(range(10_000 + 2_500 * _WORKER, 12_500 + 2_500 * _WORKER))
+_PORTS = (10_000 + 2_500 * _WORKER + (os.getpid() + n) % 2_500 for n in itertools.count())
 
 
 def free_port() -> int:
