@@ -121,7 +121,6 @@ class Connection:
     Attributes:
         max_packet_bytes: the broker's limit; None if it states none.
         asking: whether a filter of ``ask`` is subscribed, or about to be.
-        unanswered: subscriptions of ``listen``, by packet id, until the broker answers them.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class Connection:
     ) -> None:
         self.max_packet_bytes: int | None = None
         self.asking = False
-        self.unanswered: set[int] = set()
+        self._unanswered: set[int] = set()
         self._in_flight_max = IN_FLIGHT_MAX
         self._options = options
         self._protocol = protocol
@@ -160,6 +159,12 @@ class Connection:
         """How many chunks may be published before the next acknowledgement."""
         with self._lock:
             return self._room()
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the broker has not answered a subscription of ``listen``."""
+        with self._lock:  # it may have ended us before ``listen`` has noted what it sent
+            return bool(self._unanswered)
 
     @property
     def unacknowledged(self) -> int:
@@ -268,7 +273,7 @@ class Connection:
         with self._lock:  # the answer may come before ``subscribe`` returns
             _, packet_id = self._client.subscribe(topics, 1)
             if packet_id is not None:
-                self.unanswered.add(packet_id)
+                self._unanswered.add(packet_id)
 
     def stop_listening(self, topics: str) -> None:
         """Unsubscribe from what ``listen`` subscribed to."""
@@ -355,7 +360,7 @@ class Connection:
         self, _client: Client, _data: Any, mid: int, codes: list[ReasonCode], _props: Any
     ) -> None:
         with self._lock:
-            self.unanswered.discard(mid)
+            self._unanswered.discard(mid)
         if self._opened_at is not None:
             return  # the answer to ``ask`` or ``listen``
         refused = [code for code in codes if code.is_failure]

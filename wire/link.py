@@ -277,7 +277,7 @@ class Link:
             if self._closing.is_set():
                 return
             # Some brokers end a connection that subscribes to what an access list forbids.
-            unanswered = bool(connection.unanswered)
+            unanswered = connection.unanswered
             final = ending.code in FINAL_CODES and not unanswered
             if connection.asking:
                 self._may_ask = final = False

@@ -19,6 +19,7 @@ import counted_link
 import pytest
 from brokers import CountingProxy, free_port, mosquitto, wait_until
 from certificates import Authority
+from paho.mqtt.client import Client
 
 from protofleet.chaos.processes import namespaces_permitted
 from protofleet.coordinator.roll_call import RollCall
@@ -401,7 +402,10 @@ def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
     assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
 
 
-def test_a_broker_that_ends_the_connection_over_shared_chunks_is_not_given_up():
+@pytest.mark.parametrize("held_up", [False, True])
+def test_a_broker_that_ends_the_connection_over_shared_chunks_is_not_given_up(held_up, monkeypatch):
+    """Nor if it was faster than our thread, which was held up between sending and noting it."""
+
     def serve(server: socket.socket) -> None:
         client, _address = server.accept()
         client.recv(1000)
@@ -410,6 +414,15 @@ def test_a_broker_that_ends_the_connection_over_shared_chunks_is_not_given_up():
         client.sendall(b"\xe0\x02\x87\x00")
         client.close()
 
+    def subscribe(client: Client, topics: str, quality: int) -> object:
+        sent = subscribed(client, topics, quality)
+        if held_up:
+            wait_until(lambda: not link.connected)
+            time.sleep(0.2)
+        return sent
+
+    subscribed = Client.subscribe
+    monkeypatch.setattr(Client, "subscribe", subscribe)
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
