@@ -82,7 +82,7 @@ def read_archive(path: Path) -> Iterator[ArchivedRun]:
     """The runs of a file, each checked when its turn comes.
 
     Raises:
-        InputError: it cannot be read, or a line is no such run.
+        InputError: it cannot be read, is empty, or a line is no such run.
     """
     number = 0
     try:
@@ -92,6 +92,8 @@ def read_archive(path: Path) -> Iterator[ArchivedRun]:
                 if len(line) > _MOST_LINE:
                     raise InputError(f"'{path}': line {number}: above {_MOST_LINE} bytes")
                 yield msgspec.json.decode(line, type=ArchivedRun)
+        if not number:
+            raise InputError(f"'{path}': empty, no run in it; copy it again")
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"'{path}': {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

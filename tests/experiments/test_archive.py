@@ -101,6 +101,8 @@ def altered(archive, **fields):
     [
         (lambda path: path.read_bytes()[:-20], "Compressed file ended|CRC"),
         (lambda _: b"no gzip", "Not a gzipped file"),
+        (lambda _: b"", "empty, no run in it"),
+        (lambda _: gzip.compress(b""), "empty, no run in it"),
         (lambda _: gzip.compress(b"no JSON\n"), "line 1: expected a run"),
         (lambda path: altered(path, finished=False), "line 3: .*expected a finished run"),
         (lambda path: altered(path, seed="one"), r"line 3: .*seed"),
