@@ -57,7 +57,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         label: of the method.
         behind: points behind the best on each data set, the mean over them.
         good_on: on how many it is as good as the best, within the noise.
-        bytes_ratio: of a round to FedAvg's, the mean over the data sets.
+        bytes_ratio: of the rounds to its score to FedAvg's in all of its own, the mean over the
+            data sets; without what is sent for a final fit.
         alone: whether it is training without a federation.
         entries: its rows.
     """
@@ -91,7 +92,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lightest(self) -> Candidate | None:
-        """Of the equals that federate, the one that moves the fewest bytes, to two digits."""
+        """Of the equals that federate, the one that has moved the fewest bytes, to two digits."""
         known = [
             (float(f"{one.bytes_ratio:.2g}"), number, one)
             for number, one in enumerate(self.equals)
@@ -125,7 +126,9 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
             label=label,
             behind=statistics.fmean(ranking[label][0] for ranking in rankings),
             good_on=sum(ranking[label][1] is True for ranking in rankings),
-            bytes_ratio=_mean([table[label][0].ratios.get("mb") for table in tables]),
+            bytes_ratio=_mean(
+                [_moved(*table[label], one) for table, one in zip(tables, data_sets, strict=True)]
+            ),
             alone=tables[0][label][0].alone,
             entries=tuple(table[label][0] for table in tables),
         )
@@ -167,6 +170,11 @@ def _within(situation: Situation, entry: Entry) -> bool:
         return True
     used = entry.ratios.get(situation.cost)
     return used is not None and used <= situation.most
+
+
+def _moved(entry: Entry, place: Place, one: DataSet) -> float | None:
+    ratio = entry.ratios.get("mb")
+    return None if ratio is None else ratio * place.rounds / one.rounds
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -115,3 +115,24 @@ def test_where_nothing_is_as_good_as_the_best_one_method_is_named():
     assert [(one.label, one.good_on) for one in advice.equals] == [("FedAvg", 0)]
     line = next(one for one in page_of(*both).splitlines() if "whatever it costs" in one)
     assert line.endswith("| FedAvg (40.0; none is as good as the best) |")
+
+
+@pytest.mark.parametrize(
+    ("measure", "label", "size", "rounds", "times"),
+    [
+        ("rounds", "Cheap", 20, 4, 0.2),
+        ("bytes", "Cheap, long", 20, 8, 0.4),
+        ("tenth", "Cheap, long", 5, 8, 0.1),
+        ("tenth", "Cheap, long", 10, 8, 0.1),  # four of its rounds
+    ],
+)
+def test_bytes_are_those_of_all_rounds_to_the_score(measure, label, size, rounds, times):
+    """With light rounds a method may have moved as much as others, in more of them."""
+    experiment = an_experiment()
+    one = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.6] * 4),
+        a_run(experiment, label, [0.6] * rounds, size=size),
+    )
+    lightest = advise(Situation(wish="any", measure=measure), [one]).lightest
+    assert (lightest.label, lightest.bytes_ratio) == (label, pytest.approx(times))
