@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullFormatter
 
 from protofleet.experiments.claim_curves import by_bytes, compared, curve_section
 from protofleet.experiments.claim_results import ClaimResult
@@ -144,8 +144,11 @@ def _forest(axes: Any, unit: str, rows: Sequence[Outcome]) -> None:
 def _plain_ticks(axes: Any) -> None:
     """Plain numbers on a logarithmic axis, whether it spans powers of ten or some per cent."""
     low, high = axes.get_xlim()
-    wide = high > 4 * low
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6))
+    if high <= 4 * low:
+        ticks: Locator = MaxNLocator(6)
+    else:
+        ticks = LogLocator(subs=(1, 2, 5) if high <= 1000 * low else (1,))
+    axes.xaxis.set_major_locator(ticks)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

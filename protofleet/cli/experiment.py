@@ -126,7 +126,7 @@ def list_(*, data_root: Path | None, check_data: bool, out: Path, as_json: bool)
 @click.option(
     "--diagnostics",
     is_flag=True,
-    help="After every round, figures of the alignment layers into result.json; for local.",
+    help="After every round, figures of the alignment layers into result.json; not for mqtt.",
 )
 @click.option(
     "--memory",

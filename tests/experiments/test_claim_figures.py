@@ -1,11 +1,13 @@
 """Pictures of claims."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from matplotlib.figure import Figure
 from paired_runs import a_run, store_runs, write_files
 
-from protofleet.experiments.claim_figures import _comparison, draw, look_of
+from protofleet.experiments.claim_figures import _comparison, _plain_ticks, draw, look_of
 from protofleet.experiments.claim_files import draw_claims
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.claim_results import result_of
@@ -71,3 +73,23 @@ def test_curves_are_told_apart():
     looks = [look_of(number) for number in range(13)]
     assert len({(one["color"], one["ls"]) for one in looks}) == len(looks)
     assert len({one["color"] for one in looks[:8]}) == 8
+
+
+@pytest.mark.parametrize(
+    "edges", [(0.97, 1.04), (0.3, 1.1), (0.015, 1.1), (0.02, 15), (0.007, 110)]
+)
+def test_numbers_of_a_logarithmic_axis_do_not_overlap(edges):
+    """On a panel as narrow as that of the curves."""
+    figure = Figure(figsize=(3.3, 3), dpi=100)
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    axes.set_xlim(edges)
+    _plain_ticks(axes)
+    figure.draw_without_rendering()
+    boxes = [
+        label.get_window_extent()
+        for label in axes.get_xticklabels()
+        if label.get_text() and edges[0] <= label.get_position()[0] <= edges[1]
+    ]
+    assert len(boxes) >= 2
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
