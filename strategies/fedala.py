@@ -19,7 +19,10 @@ Deviations:
     - Local aggregation is skipped in round 1 and where the received model equals the client's own
       in every tensor; the authors' code looks at the sum of the first tensor's differences.
     - Only clients of the cohort get the model and mix; in the authors' code all do.
-    - Training drops an epoch's last partial batch, as PFLlib, and scores the whole test part.
+    - Local training is by default the other strategies'. The paper has one epoch of batches of 10
+      without the last partial one, SGD at 0.005 (convolutions) or 0.1 (ResNet-18, fastText), which
+      ten rounds of a few hundred examples hardly move.
+    - The whole test part is scored.
     - Between rounds a device infers with its trained model; Θ̂ is what is scored.
 """
 
@@ -32,7 +35,6 @@ from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import SharedTraining, averaging, share_all
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.fedavg import client_update
-from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
 from protofleet.tensors import Model
 
@@ -54,16 +56,12 @@ DESCRIPTION = Description(
 
 
 class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The paper's training of its convolutional network; ``optimiser.lr`` is 0.1 for larger ones.
+    """Adaptive local aggregation before local training.
 
     Attributes:
         local_init: adaptive local aggregation; it cannot be left out.
     """
 
-    epochs: int = 1
-    batch_size: int = 10
-    drop_last: bool = True
-    optimiser: Adam | Sgd = Sgd(lr=0.005)
     local_init: Ala = Ala()
     score_at: Literal["start", "end"] = "start"
 

@@ -10,8 +10,7 @@ Networks from Decentralized Data" (arXiv:1602.05629), algorithm 1.
 | E, B, η | ``epochs``, ``batch_size``, ``optimiser.lr`` | () | int, int, float |
 
 Deviations:
-    - The default optimiser is Adam with a rate of 1e-4, as in the comparison of FedAli
-      (arXiv:2411.10595); ``optimiser = {kind = "sgd"}`` is the original.
+    - The default optimiser is Adam; ``optimiser = {kind = "sgd"}`` is the original.
     - Buffers of the model (batch-norm statistics, prototypes) do not travel: each device keeps
       its own, and the server's model has those of the bundle.
 """

@@ -31,8 +31,10 @@ Deviations:
     - Weights below ``smallest_weight`` count as zero, and the others are scaled to the sum 1, as
       the paper's constraint says and the code does where it combines heads (``rescale = false``:
       left as they are).
-    - λ weighs the squared distance (``prototype_distance = "mean"``: its mean over the features, as
-      in the code).
+    - λ weighs the mean of the squared distance over the features, as in the code
+      (``prototype_distance = "sum"``: their sum, as printed).
+    - The body's training is by default the other strategies'; the paper has batches of 50 and SGD
+      at 0.01 with momentum 0.5 and weight decay 0.0005.
     - A client's class without a global mean is drawn to its own mean at the received model, as in
       the code.
     - The norm clip in front of aggregation rules limits the lengths of heads too, and
@@ -140,14 +142,11 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
         least_deviation: smaller √V_i count as this share of the round's median one.
     """
 
-    epochs: int = 5
-    batch_size: int = 50
-    optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.5, weight_decay=5e-4)
     head: str | None = None
     head_epochs: int = 1
     head_optimiser: Adam | Sgd = Sgd(lr=0.1, momentum=0.5, weight_decay=5e-4)
     prototype_weight: float = 1.0
-    prototype_distance: Literal["sum", "mean"] = "sum"
+    prototype_distance: Literal["sum", "mean"] = "mean"
     smallest_weight: float = 1e-3
     rescale: bool = True
     least_deviation: float = 0.0

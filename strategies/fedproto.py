@@ -28,8 +28,8 @@ Deviations:
       part in the loss and is never predicted.
     - After the last round every client gets the last C̄, trains once more and is scored, as in the
       comparison of FedHP; the paper scores without that training.
-    - The default optimiser is Adam with a rate of 1e-4 for 5 epochs, as in the comparison of FedAli
-      (arXiv:2411.10595); the paper has SGD with a rate of 0.01 and momentum 0.5 for 1 epoch.
+    - The default is Adam for 5 epochs; the paper has SGD with a rate of 0.01 and momentum 0.5 for 1
+      epoch.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Sgd(_Record, frozen=True, tag="sgd"):
         weight_decay: factor of the parameters added to their gradient.
     """
 
-    lr: float = 0.01
+    lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -74,7 +74,7 @@ class Adam(_Record, frozen=True, tag="adam"):
         weight_decay: factor of the parameters added to their gradient (L2).
     """
 
-    lr: float = 1e-4
+    lr: float = 0.002
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-7

@@ -45,7 +45,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     epochs: int = 5
-    batch_size: int = 64
+    batch_size: int = 16
     drop_last: bool = False
     clip_norm: float | None = None
     optimiser: Adam | Sgd = Adam()

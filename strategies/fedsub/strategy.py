@@ -43,6 +43,7 @@ Deviations:
     - Clusters are computed again only when prototypes, owned classes or participants change: raw
       examples do not depend on the round.
     - A client that takes no part in a round keeps what it was sent before.
+    - The paper gives no rate, batch size or number of epochs: by default those of the others.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ from protofleet.strategies.fedsub.fusion import (
     fuse,
 )
 from protofleet.strategies.fedsub.layers import MASKS, Layer, fused_layers, pack_masks, reach
-from protofleet.strategies.optimisers import MOST_PASSES, Adam, Sgd, check_range
+from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
@@ -145,10 +146,7 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
             ``unit`` one; ``none``.
     """
 
-    epochs: int = 1
-    batch_size: int = 32
     clip_norm: float | None = 100.0
-    optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
     variant: Literal["partial", "full"] = "partial"
     threshold: float = 0.0
     mask: Literal["inout", "out"] = "inout"

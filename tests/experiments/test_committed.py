@@ -37,6 +37,7 @@ CHOOSING = "choosing"
 FORMS = {
     "agnews": (4, (200,)),
     "cifar10": (10, (3, 32, 32)),
+    "digits": (10, (1, 8, 8)),
     "cifar100": (100, (3, 32, 32)),
     "dreamt": (2, (8,)),
     "hhar": (6, (128, 6)),
@@ -53,8 +54,16 @@ FORMS = {
     "wisdm": (6, (3,)),
     "wisdm_windows": (6, (128, 3)),
 }
-# The excerpts beside the repository; everything else has to be fetched.
-AT_HAND = {"cifar10", "hhar_windows", "mnist", "ucihar", "wesad_features", "wisdm_windows"}
+# Scikit-learn's digits and the excerpts beside the repository; everything else has to be fetched.
+AT_HAND = {
+    "cifar10",
+    "digits",
+    "hhar_windows",
+    "mnist",
+    "ucihar",
+    "wesad_features",
+    "wisdm_windows",
+}
 
 
 def _load(name: str) -> Experiment:

@@ -143,10 +143,10 @@ def test_a_loss_that_is_not_finite_names_client_and_objective(model, make_tools)
         train(model.network.copy(), tools.training, Training())
 
 
-def test_defaults_are_the_paper_s_training(model):
+def test_fedali_s_defaults_are_the_common_training_and_the_paper_s_prototypes(model):
     settings = build("fedali", {}, model).settings
-    assert (settings.epochs, settings.batch_size, settings.drop_last) == (5, 64, False)
-    assert settings.optimiser == Adam(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-7, eps_form="keras")
+    assert (settings.epochs, settings.batch_size, settings.drop_last) == (5, 16, False)
+    assert settings.optimiser == Adam(lr=0.002, beta1=0.9, beta2=0.999, eps=1e-7, eps_form="keras")
     assert (settings.beta, settings.keep_local_prototypes) == (0.2, False)
     assert (settings.kmeans_max_iter, settings.kmeans_tol) == (300, 1e-4)
 

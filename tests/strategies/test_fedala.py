@@ -7,19 +7,17 @@ from toy_model import new_rng, server_tools
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.ala import Ala
-from protofleet.strategies.optimisers import Sgd
 
 _SETTINGS = {
+    "epochs": 1,
     "drop_last": False,
     "optimiser": {"kind": "sgd", "lr": 0.5},
     "local_init": {"kind": "ala", "eta": 0.1, "max_passes": 1},
 }
 
 
-def test_defaults_are_the_paper_s(model):
+def test_defaults_of_local_aggregation_are_the_paper_s(model):
     settings = build("fedala", {}, model).settings
-    assert (settings.epochs, settings.batch_size, settings.drop_last) == (1, 10, True)
-    assert settings.optimiser == Sgd(lr=0.005, momentum=0.0, weight_decay=0.0)
     assert settings.local_init == Ala(
         layer_idx=2, sample_percent=80, eta=1.0, threshold=0.01, window=10, max_passes=200
     )

@@ -61,11 +61,11 @@ def run(make_tools):
     return run_round
 
 
-def test_defaults_are_those_of_the_published_code():
+def test_defaults_but_the_batch_size_are_those_of_the_published_code():
     settings = build("fedhp", {}, prototype_model()).settings
     assert settings.optimiser == Sgd(lr=0.01, momentum=0.9, weight_decay=1e-4)
     assert settings.prototype_optimiser == Adam(lr=0.005, eps=1e-8, eps_form="torch")
-    assert (settings.epochs, settings.batch_size, settings.clip_norm) == (5, 64, None)
+    assert (settings.epochs, settings.batch_size, settings.clip_norm) == (5, 16, None)
     assert (settings.anchor_weight, settings.regulariser) == (0.1, "mean")
     assert settings.prototype_sum == "normalised"
 

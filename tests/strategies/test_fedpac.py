@@ -42,6 +42,7 @@ def _settings(**changed):
     return {
         "epochs": _STEPS,
         "batch_size": 64,
+        "prototype_distance": "sum",
         "optimiser": {"kind": "sgd", **_BODY_SGD},
         "head_optimiser": {"kind": "sgd", **_HEAD_SGD},
         **changed,
@@ -354,8 +355,8 @@ def test_a_model_without_features_or_head_is_refused_by_name(model):
         build("fedpac", {}, dataclasses.replace(model, head=()))
 
 
-def test_the_defaults_are_those_of_the_authors(model):
+def test_the_defaults_of_head_and_prototypes_are_those_of_the_authors_code(model):
     settings = build("fedpac", {}, model).settings
-    assert settings.optimiser == Sgd(lr=0.01, momentum=0.5, weight_decay=5e-4)
+    assert settings.prototype_distance == "mean"
     assert settings.head_optimiser == Sgd(lr=0.1, momentum=0.5, weight_decay=5e-4)
     assert (settings.epochs, settings.head_epochs, settings.prototype_weight) == (5, 1, 1.0)

@@ -3,8 +3,7 @@
 import { ALWAYS_LOCAL_INIT } from "./ala.ts";
 import { averaging, SHARED_TRAINING, shareAll } from "./averaging.ts";
 import { clientUpdate } from "./fedavg.ts";
-import { choice, flag, MOST_BATCH, MOST_PASSES, parseSettings, whole } from "./settings.ts";
-import { optimiser, sgd } from "./training_settings.ts";
+import { choice, parseSettings } from "./settings.ts";
 import { TASK_LOSS } from "./types.ts";
 import type { Factory } from "./types.ts";
 
@@ -12,10 +11,6 @@ const NAME = "fedala";
 
 const SETTINGS = {
   ...SHARED_TRAINING,
-  epochs: whole(1, 1, MOST_PASSES),
-  batch_size: whole(10, 1, MOST_BATCH),
-  drop_last: flag(true),
-  optimiser: optimiser(sgd({ lr: 0.005 })),
   local_init: ALWAYS_LOCAL_INIT,
   score_at: choice("start", ["start", "end"]),
 };

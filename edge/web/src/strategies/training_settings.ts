@@ -8,10 +8,10 @@ import type { Field, Settings } from "./settings.ts";
 /** The largest number below 1. */
 const BELOW_ONE = 1 - Number.EPSILON / 2;
 
-const SGD = { lr: real(0.01, 0, MOST_LR), momentum: real(0, 0, 1), weight_decay: real(0, 0) };
+const SGD = { lr: real(0.1, 0, MOST_LR), momentum: real(0, 0, 1), weight_decay: real(0, 0) };
 
 const ADAM = {
-  lr: real(1e-4, 0, MOST_LR),
+  lr: real(0.002, 0, MOST_LR),
   beta1: real(0.9, 0, BELOW_ONE),
   beta2: real(0.999, 0, BELOW_ONE),
   eps: real(1e-7, 1e-20),
@@ -43,7 +43,7 @@ export function optimiser(initial: Adam | Sgd = adam()): Field<Adam | Sgd> {
 
 /** Of a method whose arithmetic takes plain steps: no momentum, and a rate that is not zero. */
 export function plainSgd(): Field<Sgd> {
-  const fields = { ...SGD, lr: real(0.01, 1e-12, MOST_LR), momentum: real(0, 0, 0) };
+  const fields = { ...SGD, lr: real(0.1, 1e-12, MOST_LR), momentum: real(0, 0, 0) };
   return kinds<Sgd>(sgd(), { sgd: (path, table) => ({ kind: "sgd", ...readRecord(path, table, fields, ["kind"]) }) });
 }
 
@@ -52,7 +52,7 @@ export const TRAINING = {
   /** Passes over the local training part. */
   epochs: whole(5, 1, MOST_PASSES),
   /** Examples per step; a last batch of fewer than the programs take is joined to the one before. */
-  batch_size: whole(64, 1, MOST_BATCH),
+  batch_size: whole(16, 1, MOST_BATCH),
   /** Leave out the last batch of an epoch if it is not full. */
   drop_last: flag(false),
   /** Largest Euclidean norm of a step's gradient, over all tensors that move. */
