@@ -88,14 +88,14 @@ class PretrainingSettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         objective: ``mae``: masked autoencoder, which looks at no label; or ``supervised``.
         model: what is trained; None: each method's own model.
-        epochs, lr, batch_size, validation: as of ``protofleet pretrain``; the run's seed decides
-            the rest. The epoch of the best validation loss counts.
+        epochs: all are made, and that of the best validation loss counts.
+        lr, batch_size, validation: as of ``protofleet pretrain``; the run's seed decides the rest.
     """
 
     objective: Literal["mae", "supervised"] = "mae"
     model: ModelSettings | None = None
     epochs: Count = 20
-    lr: Annotated[float, Meta(gt=0)] = 5e-4
+    lr: Annotated[float, Meta(gt=0)] = 0.002
     batch_size: Count = 64
     validation: Annotated[float, Meta(ge=0, lt=1)] = 0.1
 

@@ -180,6 +180,7 @@ class Preparation:
         others = outsiders(self._pool(whole), data.clients)
         options = TrainOptions(
             epochs=settings.epochs,
+            patience=None,
             lr=settings.lr,
             batch_size=settings.batch_size,
             validation=settings.validation,

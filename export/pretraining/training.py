@@ -15,7 +15,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "training.safetensors"
 
+_RECENT = 3
+"""Of so many last epochs one was the best: the training was cut short."""
+
 _RNG = "rng"
 _MODULE = "module."
 _OPTIMISER = "optimiser."
@@ -46,7 +49,9 @@ class TrainOptions:
     """How to train.
 
     Attributes:
-        epochs: passes over the training part.
+        epochs: most passes over the training part.
+        patience: passes without a better validation loss after which it ends; None, or without
+            validation: it makes all of them.
         lr: learning rate of Adam.
         batch_size: examples per step; the last, shorter batch is kept, but one that is too small
             for the model (``checks.smallest_batch``) is joined to the batch before it.
@@ -57,8 +62,9 @@ class TrainOptions:
         InputError: a value out of range.
     """
 
-    epochs: int = 20
-    lr: float = 5e-4
+    epochs: int = 100
+    patience: int | None = 10
+    lr: float = 0.002
     batch_size: int = 64
     seed: int = 1
     validation: float = 0.1
@@ -69,6 +75,8 @@ class TrainOptions:
                 "training: expected epochs >= 1, batch_size >= 1 and lr > 0, got "
                 f"{self.epochs}, {self.batch_size} and {self.lr}"
             )
+        if self.patience is not None and self.patience < 1:
+            raise InputError(f"training: expected patience >= 1 or none, got {self.patience}")
         if not 0 <= self.validation < 1:
             raise InputError(f"training: expected validation in [0, 1), got {self.validation}")
 
@@ -97,7 +105,7 @@ class TrainProgress:
     """Told after every step, and once more when an epoch has been validated.
 
     Attributes:
-        epoch, epochs: from 1.
+        epoch, epochs: from 1; most that there will be.
         step, steps: from 1, of this epoch.
         loss: mean training loss of the epoch so far.
         validation_loss: None until the epoch is validated; the training loss without validation.
@@ -122,12 +130,16 @@ class TrainResult:
         best_epoch: epoch it comes from.
         best_loss: its validation loss.
         accuracy: its share of right classes in the validation part; None where it has no sense.
+        epochs: how many were made.
+        improving: whether the last ones still made it better, so that more of them would help.
     """
 
     checkpoint: Path
     best_epoch: int = 0
     best_loss: float = math.inf
     accuracy: float | None = None
+    epochs: int = 0
+    improving: bool = False
 
 
 @dataclass(slots=True)
@@ -214,10 +226,17 @@ def train(  # noqa: PLR0913 - a run has these six things
         )
         if resume and (folder / STATE_FILE).exists():
             _restore(run)
-        while run.epoch < options.epochs:
+        patience = options.patience if len(held_out["x"]) else None
+        while run.epoch < options.epochs and not _is_over(run, patience):
             run.epoch += 1
             _run_epoch(run, training, held_out, on_progress)
-    return run.result
+    recent = len(held_out["x"]) > 0 and run.result.best_epoch > run.epoch - _RECENT
+    improving = recent and not _is_over(run, patience)
+    return replace(run.result, epochs=run.epoch, improving=improving)
+
+
+def _is_over(run: _Run, patience: int | None) -> bool:
+    return patience is not None and run.epoch - run.result.best_epoch >= patience
 
 
 def _min_batch(module: nn.Module, x: Tensor, count: int, options: TrainOptions) -> int:
@@ -354,8 +373,12 @@ def _close_epoch(run: _Run, loss: float, accuracy: float | None) -> None:
 
 
 def _identity(run: _Run) -> dict[str, str]:
-    """What a resumed run must share with the interrupted one; more epochs are welcome."""
-    options = {name: repr(value) for name, value in asdict(run.options).items() if name != "epochs"}
+    """What a resumed run must share with the interrupted one; it may go on for longer."""
+    options = {
+        name: repr(value)
+        for name, value in asdict(run.options).items()
+        if name not in {"epochs", "patience"}
+    }
     return {**run.provenance, **options, "objective": run.task.objective}
 
 

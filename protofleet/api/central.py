@@ -51,8 +51,9 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
     loss: str | None = None,
     classes: Sequence[str] = (),
     targets: Sequence[str] = (),
-    epochs: int = 20,
-    lr: float = 5e-4,
+    epochs: int = 100,
+    patience: int | None = 10,
+    lr: float = 0.002,
     batch_size: int = 64,
     validation: float = 0.1,
     seed: int = 1,
@@ -74,7 +75,8 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
         loss: of the task; None: its default.
         classes: names, in the order of the outputs; empty: numbers.
         targets: the same where the task has no classes.
-        epochs: passes over the training part.
+        epochs: most passes over the training part.
+        patience: passes without a better validation loss after which it ends; None: it makes all.
         lr: learning rate of Adam.
         batch_size: examples per step.
         validation: share of the examples held out, which decides on the best epoch; 0 for none.
@@ -86,7 +88,7 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
         tell: told what was found out about the model.
 
     Returns:
-        The checkpoint, its epoch, validation loss and accuracy.
+        The checkpoint, its epoch, validation loss and accuracy, and whether more epochs would help.
 
     Raises:
         InputError: model, examples and labels do not fit together, ``folder`` holds another run, or
@@ -94,7 +96,12 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
     """
     place = Path(folder)
     chosen = TrainOptions(
-        epochs=epochs, lr=lr, batch_size=batch_size, validation=validation, seed=seed
+        epochs=epochs,
+        patience=patience,
+        lr=lr,
+        batch_size=batch_size,
+        validation=validation,
+        seed=seed,
     )
     if (place / training.STATE_FILE).exists() and not resume:
         raise InputError(f"'{place}' holds a run: go on with resume, or choose another folder")

@@ -18,6 +18,7 @@ from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._task import OutputOptions, resolve_task, task_options
+from protofleet.cli._verbosity import verbosity
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,8 +46,17 @@ if TYPE_CHECKING:
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
-@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--lr", type=float, default=5e-4, show_default=True)
+@click.option(
+    "--epochs", type=click.IntRange(1), default=100, show_default=True, help="Most passes."
+)
+@click.option(
+    "--patience",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="Stop after so many passes without a better validation loss; 0: make all.",
+)
+@click.option("--lr", type=float, default=0.002, show_default=True)
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--validation", type=float, default=0.1, show_default=True, help="Share held out.")
 @click.option("--seed", type=int, default=1, show_default=True)
@@ -69,6 +79,7 @@ def pretrain(
     allow_probabilities: bool,
     resume: bool,
     as_json: bool,
+    patience: int,
     **options: Any,
 ) -> None:
     """Train a model centrally.
@@ -92,7 +103,7 @@ def pretrain(
     known |= {"settings": json.dumps(settings, sort_keys=True)}
     kind = "classes" if task == "classification" else "targets"
     advice = "to go on: the same command with --resume"
-    with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
+    with on_interrupt(advice), _progress(quiet=as_json or verbosity() < 0) as on_progress:
         result = central.pretrain(
             model,
             arrays["x"],
@@ -102,6 +113,7 @@ def pretrain(
             loss=loss,
             classes=names if task == "classification" else (),
             targets=() if task == "classification" else names,
+            patience=patience or None,
             **options,
             provenance={**known, kind: json.dumps(names)},
             resume=resume,
@@ -194,11 +206,19 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
             "best_epoch": result.best_epoch,
             "best_loss": result.best_loss,
             "accuracy": result.accuracy,
+            "epochs": result.epochs,
+            "improving": result.improving,
         }
         click.echo(json.dumps(record))
         return
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.1%}"
     click.echo(
-        f"{result.checkpoint}: best epoch {result.best_epoch}, "
+        f"{result.checkpoint}: best epoch {result.best_epoch} of {result.epochs}, "
         f"validation loss {result.best_loss:.4f}{accuracy}"
     )
+    if result.improving:
+        click.echo(
+            f"it was still getting better: the same command with --resume --epochs "
+            f"{2 * result.epochs} goes on",
+            err=True,
+        )

@@ -184,7 +184,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
         own=own,
         pooled=_save_pooled(folder, list(data.values())),
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
-        pretrain=("--objective=mae", "--epochs=6"),
+        pretrain=("--objective=mae", "--epochs=6", "--lr=0.0005"),
         models={
             "aligned": DemoModel(name="hart_alp", settings={"pretrained": True, **_UNALIGNED}),
             "plain": DemoModel(name="hart", settings={"pretrained": True}),

@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from protofleet.cli._task import OutputOptions, output_names, resolve_task
+from protofleet.cli.main import _root
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError
 from protofleet.export.pretraining.checkpoints import load_checkpoint, load_model
@@ -35,7 +36,10 @@ def test_the_command_trains_resumes_and_writes_a_loadable_model(tmp_path):
     data = _npz(tmp_path / "d.npz", **{k: v.numpy() for k, v in blobs().items()})
     out = tmp_path / "run"
     common = (*MLP, "--data", data, "--out", str(out), "--lr", "0.02")
-    assert "best epoch" in _pretrain(*common, "--epochs", "2").output
+    first = _pretrain(*common, "--epochs", "2")
+    assert "best epoch 2 of 2, validation loss" in first.stdout
+    assert "epoch 1/2" in first.stderr
+    assert "still getting better: the same command with --resume --epochs 4" in first.stderr
     with pytest.raises(InputError, match="--resume"):
         _pretrain(*common, "--epochs", "4")
     result = json.loads(_pretrain(*common, "--epochs", "4", "--resume", "--json").stdout)
@@ -44,6 +48,15 @@ def test_the_command_trains_resumes_and_writes_a_loadable_model(tmp_path):
     assert json.loads(about["classes"]) == ["0", "1", "2"]
     assert json.loads(about["settings"]) == {"classes": 3, "hidden": [16], "inputs": 4}
     assert model.eval()(blobs()["x"]).argmax(1).eq(blobs()["y"]).float().mean() > 0.8
+
+
+def test_quiet_prints_the_result_alone(tmp_path):
+    data = _npz(tmp_path / "d.npz", **{k: v.numpy() for k, v in blobs().items()})
+    arguments = ["pretrain", *MLP, "--data", data, "--out", str(tmp_path / "run"), "-q"]
+    result = CliRunner().invoke(_root, [*arguments, "--lr", "0.02", "--patience", "2"])
+    assert result.exit_code == 0
+    assert result.stdout.count("\n") == 1
+    assert result.stderr == ""
 
 
 def test_a_masked_pretrained_encoder_initialises_a_classifier(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -77,8 +79,33 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, kind):
 def test_resuming_with_other_options_is_refused(tmp_path):
     data = blobs()
     train(_supervised(), data, TrainOptions(epochs=1), folder=tmp_path)
-    with pytest.raises(InputError, match=r"expected lr 0\.0005 as before, got 0\.1"):
+    with pytest.raises(InputError, match=r"expected lr 0\.002 as before, got 0\.1"):
         train(_supervised(), data, TrainOptions(epochs=2, lr=0.1), folder=tmp_path, resume=True)
+
+
+def test_patience_ends_a_training_that_gets_no_better_and_resuming_does_not_begin_again(tmp_path):
+    """A high rate: the best epoch is an early one, and so many after it are the last."""
+    options = TrainOptions(epochs=50, patience=3, lr=0.5, batch_size=8, validation=0.25)
+    result = train(_supervised(), blobs(), options, folder=tmp_path)
+    assert result.epochs == result.best_epoch + 3 < 50
+    assert not result.improving
+    again = train(_supervised(), blobs(), options, folder=tmp_path, resume=True)
+    assert again == result
+    longer = dataclasses.replace(options, patience=5)
+    further = train(_supervised(), blobs(), longer, folder=tmp_path, resume=True)
+    assert further.epochs == further.best_epoch + 5 > result.epochs
+
+
+def test_a_training_that_was_cut_short_says_so(tmp_path):
+    options = TrainOptions(epochs=3, lr=0.01, batch_size=32, validation=0.25)
+    result = train(_supervised(), blobs(), options, folder=tmp_path)
+    assert (result.epochs, result.best_epoch, result.improving) == (3, 3, True)
+
+
+def test_without_a_validation_part_all_epochs_are_made(tmp_path):
+    options = TrainOptions(epochs=8, patience=1, lr=0.5, batch_size=8, validation=0.0)
+    result = train(_supervised(), blobs(), options, folder=tmp_path)
+    assert (result.epochs, result.improving) == (8, False)
 
 
 def test_training_leaves_the_callers_generator_alone(tmp_path):
