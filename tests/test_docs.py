@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +224,44 @@ def test_a_page_s_blocks_run(page, request):
         elif block.language == "python":
             if 'Path("data")' in block.text:
                 Path("data").symlink_to(request.getfixturevalue("data_root"))
-            exec(compile(block.text, block.place, "exec"), names)  # noqa: S102 - our own pages
+            with redirect_stdout(StringIO()) as printed:
+                exec(compile(block.text, block.place, "exec"), names)  # noqa: S102 - our own pages
+            if told := _OUTPUTS.get(block.place):
+                _check_printed(printed.getvalue(), told)
+
+
+def _outputs() -> dict[str, Block]:
+    """What stands right below a block of Python as its output, by that block's place."""
+    after = {(one.page, one.line): one for one in _BLOCKS if one.language == "text"}
+    python = [one for one in _BLOCKS if one.language == "python"]
+    ends = [(one, (one.page, one.line + one.text.count("\n") + 3)) for one in python]
+    return {one.place: after[end] for one, end in ends if end in after}
+
+
+_OUTPUTS = _outputs()
+_SEED_MOVES = 0.05
+"""Largest accuracy by which two runs of a page's example differ: networks start at random."""
+
+
+def _check_printed(printed: str, told: Block) -> None:
+    """The same lines begin in the same way, and accuracies are those of the page."""
+    lines, expected = printed.splitlines(), told.text.splitlines()
+    assert [line.split(":")[0].split(" in ")[0] for line in lines if line[0] != "["] == [
+        line.split(":")[0].split(" in ")[0] for line in expected if line[0] != "["
+    ], told.place
+    ours, theirs = (
+        [float(one) for one in re.findall(r"accuracy (?:over all samples )?([\d.]+)", text)]
+        for text in (printed, told.text)
+    )
+    assert ours == pytest.approx(theirs, abs=_SEED_MOVES), f"{told.place}\n{printed}"
+
+
+def test_the_front_page_s_example_learns():
+    """Ten digits by chance are 0.1."""
+    readme = next(text for place, text in _OUTPUTS.items() if place.startswith("README.md"))
+    scores = re.findall(r"^(?:personalisation|global).* accuracy ([\d.]+)", readme.text, re.M)
+    assert len(scores) == 2
+    assert all(float(one) >= 0.85 for one in scores)
 
 
 @pytest.mark.usefixtures("folder")
