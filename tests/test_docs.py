@@ -259,7 +259,9 @@ def _check_printed(printed: str, told: Block) -> None:
 def test_the_front_page_s_example_learns():
     """Ten digits by chance are 0.1."""
     readme = next(text for place, text in _OUTPUTS.items() if place.startswith("README.md"))
-    scores = re.findall(r"^(?:personalisation|global).* accuracy ([\d.]+)", readme.text, re.M)
+    scores = re.findall(
+        r"^(?:personalisation|global).* accuracy ([\d.]+)", readme.text, re.MULTILINE
+    )
     assert len(scores) == 2
     assert all(float(one) >= 0.85 for one in scores)
 
