@@ -97,6 +97,22 @@ def read_identity(run_dir: Path) -> dict[str, str]:
         return dict(db.execute("SELECT key, value FROM meta"))
 
 
+def find_run(folder: Path) -> Path:
+    """The run folder that ``folder`` is, or has as a demonstration's folder has.
+
+    Raises:
+        InputError: neither has a run's ledger, or the ledger is damaged or of another version.
+    """
+    for place in (folder, folder / "coordinator"):
+        if (place / "ledger.sqlite").is_file():
+            check_ledger(place)
+            return place
+    raise InputError(
+        f"'{folder}': no run of a federation; expected the run_dir of a federation file, in which "
+        "'protofleet coordinator run' or 'protofleet demo' has begun a run, or the file itself"
+    )
+
+
 def counted_updates(run_dir: Path) -> Iterator[tuple[int, UpdateRecord]]:
     """The updates that a run has counted, each with the round in which it counts, by round.
 

@@ -422,6 +422,8 @@ def load_config(path: Path) -> FederationConfig:
     except msgspec.ValidationError as error:
         wrong = explain(error, FederationConfig, values)
         raise InputError(f"federation file {path}: {wrong}; see docs/coordinator.md") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no text, expected a federation file (TOML)") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"federation file {path}: {error}; see docs/coordinator.md") from error
     except InputError as error:

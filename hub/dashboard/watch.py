@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protofleet.coordinator.status import read_identity
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.dashboard.reading import RunReader
 from protofleet.hub.dashboard.records import RunSnapshot
@@ -45,7 +46,8 @@ def run_keys(runs: Sequence[WatchedRun]) -> list[str]:
     """A key for each run, made of its federation's or its folder's name, none twice."""
     keys: list[str] = []
     for run in runs:
-        name = run.folder.resolve().name if run.config is None else run.config.federation
+        told = run.config.federation if run.config else read_identity(run.folder).get("federation")
+        name = told or run.folder.resolve().name
         key = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip(".-") or "run"
         while key in keys or key in _TAKEN:
             key += "-2"

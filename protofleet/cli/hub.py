@@ -74,7 +74,8 @@ def hub(
 ) -> None:
     """Show runs to their operator, and let browsers take part in a federation.
 
-    Each FILE (TOML) or RUN_DIR is shown on the dashboard, at /dashboard. Looking is free on this
+    Each FILE (TOML) or RUN_DIR, which may be a demonstration's folder, is shown on the dashboard,
+    at /dashboard. Looking is free on this
     machine; whoever acts, or looks from elsewhere, needs the operator's token.
 
     A phone opens the hub's page, verifies the bundle of the first FILE, trains on its own data, and
@@ -119,11 +120,12 @@ def _run(place: Path, trust_files: tuple[Path, ...], broker: GivenBroker) -> Wat
     """A federation file, or the folder of a run."""
     import msgspec
 
+    from protofleet.coordinator.status import find_run
     from protofleet.federation.settings import load_config
     from protofleet.hub.dashboard.watch import WatchedRun
 
     if place.is_dir():
-        return WatchedRun("", place)
+        return WatchedRun("", find_run(place))
     config = load_config(place)
     config = msgspec.structs.replace(
         config,

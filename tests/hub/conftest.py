@@ -7,8 +7,11 @@ import gzip
 import pytest
 from brokers import mosquitto
 from running_hub import HASHED, federation, running_hub
+from tiny_plan import tiny
 
 from protofleet.hub import site
+
+__all__ = ["tiny"]
 
 
 @pytest.fixture(scope="session")

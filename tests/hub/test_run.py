@@ -17,12 +17,17 @@ import paho.mqtt.client as mqtt
 import pytest
 from brokers import free_port
 from certificates import Authority
+from click.testing import CliRunner
 from running_hub import federation, get, running_hub
 from secured_broker import secured
 
 from protofleet.broker.folder import BrokerFolder
 from protofleet.bundle import Bundle
+from protofleet.cli.hub import hub as hub_command
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.status import find_run
 from protofleet.errors import InputError
+from protofleet.hub.dashboard.watch import WatchedRun, run_keys
 from protofleet.hub.run import Hub, HubOptions
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -184,3 +189,32 @@ def test_the_command_says_what_to_open_and_ends_with_a_signal(tmp_path, page, br
     assert f"dashboard: {origin}/dashboard/, " in told
     assert re.search(rf"{origin}/dashboard/sign-in#[\w-]{{43}}\n", told)
     assert (process.returncode, "browsers reconnect" in errors) == (143, True)
+
+
+def _refused(place):
+    """What the command says of a place that it cannot show."""
+    with pytest.raises(InputError) as refused:
+        CliRunner().invoke(hub_command, [str(place), "--port", "0"], catch_exceptions=False)
+    return str(refused.value)
+
+
+def test_what_holds_no_run_is_refused_with_the_remedy(tmp_path):
+    """A folder without a run, the name of nothing, a bundle."""
+    assert "no run of a federation; expected the run_dir" in _refused(tmp_path)
+    assert "No such file" in _refused(tmp_path / "none")
+    bundle = federation(tmp_path, _NOWHERE).bundle
+    assert "is no text, expected a federation file (TOML)" in _refused(bundle)
+
+
+def test_a_damaged_ledger_is_refused_before_anything_is_shown(tmp_path):
+    (tmp_path / "ledger.sqlite").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
+    assert "its ledger cannot be read" in _refused(tmp_path)
+
+
+def test_a_run_is_found_in_the_folder_of_its_demonstration(tiny, tmp_path):
+    """Its key is the federation's name, not that of the folder inside."""
+    with Ledger(tmp_path / "demo" / "coordinator", tiny.plan.identity):
+        found = find_run(tmp_path / "demo")
+        assert found == tmp_path / "demo" / "coordinator"
+        assert run_keys([WatchedRun("", found)]) == [tiny.plan.config.federation]
+        assert find_run(found) == found
