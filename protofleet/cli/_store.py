@@ -45,6 +45,12 @@ rate_option = click.option(
     metavar="HZ",
     help="Of sensor samples; default: from their times, else the bundle's.",
 )
+time_option = click.option(
+    "--time",
+    metavar="COLUMN",
+    help="Of a CSV of sensor samples: where the times are, as numbers of any unit or dates; "
+    "default: time_s, time (both seconds) or time_ms.",
+)
 
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -230,3 +230,74 @@ def test_files_of_arrays(manifest, world, tmp_path: Path):
     csv.write_text("1,2,3,4\n")
     (row,) = load_examples(str(csv), manifest)
     assert row.x.tolist() == [[1, 2, 3, 4]]
+
+
+def _named(name, cells, sensor, **options):
+    """Five seconds at 10 Hz with a column of this name and these cells; the windows' starts."""
+    times, values = _samples(10.0, 5.0)
+    rows = [
+        f"{cell},{ay:.6f},{ax:.6f}" for cell, (ax, ay) in zip(cells(times), values, strict=True)
+    ]
+    found = _read("\n".join([f"{name},ay,ax", *rows, ""]), sensor, **options)
+    return np.concatenate([block.start_s for block in found])
+
+
+_CLOCKS = {
+    "seconds": lambda times: times + 3,
+    "milliseconds": lambda times: (1000 * times).astype(int) + 170,
+    "nanoseconds": lambda times: (1e9 * times).astype(int) + 1_700_000_000_000_000_000,
+    "dates": lambda times: [f"2026-11-28 09:00:{time_s:06.3f}" for time_s in times],
+    "dates in a zone": lambda times: [f"2026-11-28T09:00:{time_s:06.3f}+01:00" for time_s in times],
+}
+
+
+@pytest.mark.parametrize("clock", _CLOCKS)
+def test_times_under_another_name_are_asked_for_and_then_read_in_their_unit(sensor, clock, caplog):
+    """Windows of a stream at twice the rate would otherwise be half as long, without a word."""
+    with pytest.raises(InputError, match=r"'t stamp' rises as.*--time 't stamp' if.*--rate"):
+        _named("t stamp", _CLOCKS[clock], sensor)
+    caplog.set_level("INFO", "protofleet")
+    starts = _named("t stamp", _CLOCKS[clock], sensor, time="t stamp")
+    expected = _named("time_s", lambda times: times, sensor)
+    np.testing.assert_allclose(starts - starts[0], expected, atol=1e-3)
+    assert f"times in 't stamp': {clock.split()[0]}" in caplog.text
+    assert "sensor samples at 10 Hz" in caplog.text
+
+
+def test_a_column_that_rises_and_holds_no_times_is_passed_over_where_the_rate_is_said(sensor):
+    numbers = lambda times: range(len(times))  # noqa: E731 - an index
+    np.testing.assert_allclose(
+        _named("index", numbers, sensor, rate_hz=10.0), _named("time_s", lambda t: t, sensor)
+    )
+
+
+@pytest.mark.parametrize("cells", [lambda t: -t, lambda t: t * 0, lambda _: ["x"] * 50])
+def test_without_times_the_bundle_s_rate_is_taken_and_said(sensor, caplog, cells):
+    """A column that falls, that stays, and one of text are no times."""
+    assert len(_named("other", cells, sensor))
+    assert (
+        "no column of times; taken as 10 samples a second, as the bundle's; --rate HZ"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "column", "words"),
+    [
+        (lambda t: t, "when", r"--time: expected one of the columns t, ay, ax, got 'when'"),
+        (lambda t: ["soon"] * len(t), "t", r"line 2, column 't': expected a number, got 'soon'"),
+        (lambda t: -t, "t", r"expected times that ascend, got -0, -0.1.*sort the rows by 't'"),
+        (lambda t: t * 5e3, "t", r"about 10 samples a second, got 0.002 in seconds, 2 in milli"),
+    ],
+)
+def test_a_column_that_is_no_clock_is_refused(sensor, cells, column, words):
+    with pytest.raises(InputError, match=words):
+        _named("t", cells, sensor, time=column)
+
+
+def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
+    with pytest.raises(InputError, match="--time is for sensor samples"):
+        _read("1,2,3,4\n", manifest, time="t")
+    np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
+    with pytest.raises(InputError, match="--time names a column of sensor samples in a CSV"):
+        load_examples(str(tmp_path / "mine.npz"), sensor, time="t")

@@ -197,7 +197,6 @@ _CSV = {
     "seconds in the place of milliseconds": _samples(70, time="time_ms"),
     "milliseconds in the place of seconds": _samples(200, step=50),
     "times in words": _samples(70).replace("0.05,", "08:00:01,"),
-    "times under another name": _samples(70, time="timestamp"),
     "too few samples": _samples(10),
     "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
     "semicolons": _samples(70).replace(",", ";"),

@@ -1,0 +1,97 @@
+"""When the rows of a recording were sampled: by a column of numbers or dates, in which unit.
+
+A column that is called ``time_s``, ``time`` (both seconds) or ``time_ms`` is known. Of another one,
+which its reader names, the unit is the one of seconds, milliseconds, microseconds and nanoseconds
+by which the rate fits the bundle's: they are a thousand times apart, and rates that fit at most
+four hundred. Dates are those of ISO 8601; without a zone they count as UTC, since only their
+differences matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
+"""Known columns, and how many seconds one of their units has."""
+
+_UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+_LEAST_ROWS = 3
+_FAR_BELOW, _FAR_ABOVE = 4, 100
+"""Factors by which a stream's rate may differ from the bundle's before its times are doubted."""
+
+
+def to_time(text: str) -> float:
+    """A number, or the seconds since 1970 of a date; an empty cell is NaN.
+
+    Raises:
+        ValueError: neither.
+    """
+    if not text:
+        return math.nan
+    try:
+        return float(text)
+    except ValueError:
+        moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def is_date(text: str) -> bool:
+    """Whether a cell holds a date rather than a number."""
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
+
+
+def median_step(times: NDArray[np.float64]) -> float | None:
+    """The median of the steps forward; None if there is none."""
+    steps = np.diff(times)
+    steps = steps[np.isfinite(steps) & (steps > 0)]
+    return float(np.median(steps)) if len(steps) else None
+
+
+def fits(rate_hz: float, wanted_hz: float) -> bool:
+    """Whether a stream's rate is one that can be meant where another is wanted."""
+    return wanted_hz / _FAR_BELOW <= rate_hz <= wanted_hz * _FAR_ABOVE
+
+
+def unit_of(step: float, wanted_hz: float) -> tuple[str, float]:
+    """Name and length in seconds of the unit in which samples so far apart fit a rate.
+
+    Raises:
+        ValueError: none; says what their rate would be.
+    """
+    for name, unit_s in _UNITS.items():
+        if fits(1 / (step * unit_s), wanted_hz):
+            return name, unit_s
+    rates = ", ".join(f"{1 / (step * unit_s):.4g} in {name}" for name, unit_s in _UNITS.items())
+    raise ValueError(f"expected about {wanted_hz:g} samples a second, got {rates}")
+
+
+def rising_column(names: Iterable[str], column: Callable[[str], Sequence[str]]) -> str | None:
+    """The first column whose numbers or dates rise as times do; None if none does.
+
+    Args:
+        names: of the columns that nothing else uses.
+        column: the cells of one.
+    """
+    return next((name for name in names if _rises(column(name))), None)
+
+
+def _rises(cells: Sequence[str]) -> bool:
+    """Never back, and forward in at least every other row: samples may share a clock's tick."""
+    try:
+        steps = np.diff([to_time(cell.strip()) for cell in cells])
+    except (ValueError, OverflowError):
+        return False
+    return (
+        len(cells) >= _LEAST_ROWS
+        and bool(np.all(steps >= 0))
+        and 2 * (steps > 0).sum() >= len(steps)
+    )
