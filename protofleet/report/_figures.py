@@ -16,7 +16,8 @@ from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Sc
 from protofleet.report.comparison import ComparedMethod
 from protofleet.report.details import Latencies, Prototypes
 from protofleet.report.projection import principal_plane
-from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS, TASKS, Metric
 from protofleet.units import unit_of
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
@@ -77,27 +78,26 @@ def scores_by_round(rounds: Sequence[RoundRecord]) -> bytes:
             largest = 100 if metric.is_share else np.inf
             low, high = np.clip(mean - std, 0, largest), np.clip(mean + std, 0, largest)
             axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
-        axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend_above(axes)
+        _label_scores(axes, metric)
 
     return _drawn(draw)
 
 
 def compared_by_round(
-    methods: Sequence[ComparedMethod], pick: Callable[[Scores], Metrics | None]
+    methods: Sequence[ComparedMethod],
+    pick: Callable[[Scores], Metrics | None],
+    shown: MetricName,
 ) -> bytes | None:
-    """The task's first score of one kind, a line for each method; round 0 is before the first.
+    """One score of one kind, a line for each method; round 0 is before the first.
 
     None where no method has such scores.
     """
-    headline = TASKS[methods[0].last.task].headline
-    metric = METRICS[headline]
+    metric = METRICS[shown]
     curves = []
     looks = zip((GREEN, ORANGE, BLUE, RED, PURPLE, SKY), _MARKERS, strict=False)
     # A method looks alike in all figures, also where another has no such scores.
     for method, look in zip(methods, looks, strict=False):
-        scored = [(pick(one) or {}).get(headline) for one in (method.start, *method.rounds)]
+        scored = [(pick(one) or {}).get(shown) for one in (method.start, *method.rounds)]
         points = [(r, metric.scaled(one.mean)) for r, one in enumerate(scored) if one is not None]
         if any(round_id for round_id, _ in points):
             curves.append((method.label, look, points))
@@ -111,11 +111,19 @@ def compared_by_round(
                 x, y, color=colour, marker=marker, ms=3.5, lw=1.8, label=label,
                 markevery=max(1, len(x) // 12),
             )  # fmt: skip
-        axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend_above(axes)
+        _label_scores(axes, metric)
 
     return _drawn(draw)
+
+
+def _label_scores(axes: Any, metric: Metric) -> None:
+    """Rounds below, the score beside; the axis of a share ends at 0 and 100 %."""
+    axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if metric.is_share:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0), min(high, 100))
+    _legend_above(axes)
 
 
 def bytes_by_round(rounds: Sequence[RoundRecord]) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from protofleet.hub.dashboard.access import AuditRecord
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.strategies.tasks import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +55,26 @@ class Page:
     in_menu: bool = True
 
 
-def chart(title: str, x: list[int], /, **series: list[float | None]) -> str:
-    """A line chart for ``data-chart``: labels of the lines by keyword, ``_`` for a space."""
-    lines = [{"label": name.replace("_", " "), "values": found} for name, found in series.items()]
-    return msgspec.json.encode({"title": title, "x": x, "series": lines}).decode()
+Lines = Mapping[str, list[float | None]]
+"""Of a chart: the values of each by its label; None where there is none."""
+
+
+def chart(title: str, x: list[int], lines: Lines, metric: Metric | None = None) -> str:
+    """A line chart for ``data-chart``; empty where no line has a point.
+
+    Args:
+        title: of the horizontal axis.
+        x: along it.
+        lines: what is drawn.
+        metric: which score it is: the axis of a share ends at 0 and 100 %.
+    """
+    drawn = {name: values for name, values in lines.items() if any(v is not None for v in values)}
+    if not drawn:
+        return ""
+    series = [{"label": name, "values": values} for name, values in drawn.items()]
+    bounds = [0, 100] if metric and metric.is_share else None
+    record = {"title": title, "x": x, "series": series, "bounds": bounds}
+    return msgspec.json.encode(record).decode()
 
 
 def whole(text: str) -> int:

@@ -59,15 +59,17 @@ def view(asked: PageRequest) -> CostsView:
     drawn = chart(
         "Round",
         [one.round_id for one in rounds],
-        to_devices=[round(one.bytes_down / size, 3) for one in rounds],
-        from_devices=[round(one.bytes_up / size, 3) for one in rounds],
+        {
+            "to devices": [round(one.bytes_down / size, 3) for one in rounds],
+            "from devices": [round(one.bytes_up / size, 3) for one in rounds],
+        },
     )
     return CostsView(
         up=up,
         down=down,
         per_round=sum(paid) / max(1, len(paid)),
         joining=sum(run.joining),
-        by_round=drawn if rounds else "",
+        by_round=drawn,
         unit=unit,
         costs=tuple(row for cost in _COSTS if (row := _row(*cost, [*devices])) is not None),
         largest=tuple(sorted(devices, key=lambda one: -(one.bytes_up + one.bytes_down))[:_ROWS]),

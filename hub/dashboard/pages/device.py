@@ -86,9 +86,19 @@ def view(asked: PageRequest) -> DevicePageView:
         delivered=len(scored),
         score_title=metric.title,
         score_text=metric.page_text,
-        scores=_drawn(x, **{metric.title: [_scaled(metric.scaled, one.score) for one in scored]}),
-        losses=_drawn(
-            x, training=[one.loss for one in scored], own_test=[one.own_loss for one in scored]
+        scores=chart(
+            "Round",
+            x,
+            {metric.title: [_scaled(metric.scaled, one.score) for one in scored]},
+            metric,
+        ),
+        losses=chart(
+            "Round",
+            x,
+            {
+                "training": [one.loss for one in scored],
+                "own test": [one.own_loss for one in scored],
+            },
         ),
         classes=names,
         confusion=table,
@@ -108,14 +118,6 @@ def _log(event: LoggedEvent | None) -> DeviceLogView | None:
 
 def _scaled(scaled: Callable[[float], float], value: float | None) -> float | None:
     return None if value is None else round(scaled(value), 4)
-
-
-def _drawn(x: list[int], **series: list[float | None]) -> str:
-    """A chart of those lines that have points; empty where none has."""
-    drawn = {
-        name: values for name, values in series.items() if any(one is not None for one in values)
-    }
-    return chart("Round", x, **drawn) if drawn else ""
 
 
 def _confusion(history: DeviceHistory) -> tuple[tuple[str, ...], tuple[ConfusionRow, ...]]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protofleet.federation.records import RoundRecord
-from protofleet.hub.dashboard.pages import PageRequest, chart
+from protofleet.hub.dashboard.pages import Lines, PageRequest, chart
 from protofleet.hub.dashboard.prototypes import PrototypeLayer, read_prototypes
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
-from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.strategies.tasks import METRICS, TASKS, Metric
 
 _LINES = 8
 _WIDTH, _HEIGHT, _EDGE = 480.0, 320.0, 12.0
@@ -82,7 +82,7 @@ def view(asked: PageRequest) -> ModelView:
     return ModelView(
         title=metric.title,
         scores=tuple(_score(rounds, name, values) for name, values in lines.items()),
-        scored=_chart(rounds, scaled),
+        scored=_chart(rounds, scaled, metric),
         losses=_chart(
             rounds,
             {
@@ -132,9 +132,8 @@ def _by_name(records: Sequence[Mapping[str, float]]) -> dict[str, list[float | N
     return {name: [one.get(name) for one in records] for name in names}
 
 
-def _chart(rounds: Sequence[RoundRecord], lines: Mapping[str, list[float | None]]) -> str:
-    drawn = {name: one for name, one in lines.items() if any(value is not None for value in one)}
-    return chart("Round", [one.round_id for one in rounds], **drawn) if drawn else ""
+def _chart(rounds: Sequence[RoundRecord], lines: Lines, metric: Metric | None = None) -> str:
+    return chart("Round", [one.round_id for one in rounds], lines, metric)
 
 
 def _scatter(layer: PrototypeLayer) -> Scatter:

@@ -70,7 +70,8 @@ function drawCharts(anew = false) {
 }
 
 function drawChart(place) {
-  const { title, x, series } = JSON.parse(place.dataset.chart);
+  const { title, x, series, bounds } = JSON.parse(place.dataset.chart);
+  const [least, most] = bounds ?? [-Infinity, Infinity];
   const ink = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
   const looks = ["blue", "red", "green", "amber"];
   return new uPlot({
@@ -78,7 +79,7 @@ function drawChart(place) {
     height: 240,
     scales: { x: { time: false }, y: { range: (_, low, high) => {
       const room = (high - low) * 0.1 || Math.abs(high) * 0.1 || 1;
-      return [low - room, high + room];
+      return [Math.max(low - room, least), Math.min(high + room, most)];
     } } },
     axes: [
       { ...ink, label: title, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000] },
