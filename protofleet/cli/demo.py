@@ -44,16 +44,17 @@ _DEFAULT_ROUNDS = 6
 )
 @click.option(
     "--strategy",
-    type=click.Choice(["fedali", "fedavg"]),
-    default="fedali",
+    default="ditto",
     show_default=True,
-    help="What devices and coordinator do: see 'protofleet strategies'.",
+    metavar="NAME",
+    help="What devices and coordinator do, of those in 'protofleet strategies' that suit the "
+    "model; fedali trains one with alignment layers.",
 )
 @click.option(
     "--compare/--no-compare",
     default=True,
     show_default=True,
-    help="Train the others of FedAli, FedAvg and Local on the same data, without a broker.",
+    help="Train FedAvg, Ditto and Local (no federation) on the same data, too, without a broker.",
 )
 @click.option(
     "--devices",
@@ -97,17 +98,19 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     """Let a fleet of device processes personalise a model.
 
     The model is pretrained and exported first. Each device is a process of its own that sees only
-    its owner's data and talks MQTT to a coordinator process. Then the other methods are trained on
-    the same data. At the end: a table with all of them and the scores before the first round,
-    DIR/report.html to look at, DIR/result.json to read.
+    its owner's data and talks MQTT to a coordinator process. Then other methods are trained on the
+    same data. At the end: a table with all of them below what they start from, how many owners are
+    better off than before and than alone, DIR/report.html to look at, DIR/result.json to read.
     """
     _check_packages()
     from rich.console import Console
 
     from protofleet.demo import run_demo
+    from protofleet.strategies import check_known
 
     folder = out or _new_folder(options["data"], options["strategy"])
     settings = _settings(folder, ctx, options)
+    check_known(settings.strategy)
     console = Console(stderr=as_json)
     with on_interrupt(f"to go on: protofleet demo --out {folder}"):
         report = run_demo(settings, folder, console)

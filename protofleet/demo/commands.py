@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from protofleet.demo.methods import EXPORTED_FOR, Network
+from protofleet.demo.methods import Network
 from protofleet.demo.recipes import DemoData
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim import die_with_parent
@@ -43,15 +43,24 @@ def pretrain_arguments(prepared: DemoData, network: Network, folder: Path, seed:
 
 
 def export_arguments(
-    prepared: DemoData, network: Network, folder: Path, *, formats: str | None = None
+    prepared: DemoData,
+    network: Network,
+    folder: Path,
+    strategies: Sequence[str],
+    *,
+    formats: str | None = None,
 ) -> list[str]:
-    """Export of what the central training has left in ``folder``; in every format by default."""
+    """Export of what the central training has left in ``folder``; in every format by default.
+
+    The bundle names the first of the strategies, and has the programs of all.
+    """
     model, preprocessing = prepared.models[network], folder / "preprocessing.json"
     preprocessing.write_bytes(msgspec.json.format(msgspec.json.encode(prepared.preprocessing)))
     return [
         *("export", model.name, *_set_options(model.settings)),
         *("--checkpoint", str(folder / _CENTRAL / "model.safetensors")),
-        *("--strategy", EXPORTED_FOR[network], "--classes", ",".join(prepared.classes)),
+        *(word for name in strategies for word in ("--strategy", name)),
+        *("--classes", ",".join(prepared.classes)),
         *("--preprocessing", str(preprocessing), "--out", str(folder / "bundle.pfb")),
         *(() if formats is None else ("--formats", formats)),
     ]

@@ -8,7 +8,7 @@ device processes give over MQTT.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,23 +17,27 @@ from rich.console import Console
 
 from protofleet.bundle import Bundle
 from protofleet.datasets import load_device_data, load_pooled
-from protofleet.demo.methods import METHODS, NETWORKS, Network
-from protofleet.demo.recipes import DemoData
+from protofleet.demo.methods import NETWORKS, Network, methods_of
+from protofleet.demo.recipes import DemoData, settings_of
 from protofleet.demo.settings import DemoSettings
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
-from protofleet.experiments.config import DataSource, Method, ModelSettings, alone
+from protofleet.experiments.config import DataSource, Method, ModelSettings, ScoreSettings, alone
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, PreparedData
 from protofleet.experiments.processes import processes
+from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.run import Job
 from protofleet.experiments.runner import run_job
 from protofleet.experiments.store import MethodResult, run_folder
-from protofleet.federation.records import RunRecord, Scores
+from protofleet.federation.coding import to_evaluation
+from protofleet.federation.records import FleetDetails, RunRecord, Scores, load_record
 from protofleet.federation.scores import round_scores
 from protofleet.report import ComparedMethod
 from protofleet.runtime import open_programs
-from protofleet.strategies.types import Evaluation
+from protofleet.strategies.tasks import TASKS
+from protofleet.strategies.types import ClientState, Evaluation, Score
+from protofleet.tensors import Network as TensorNetwork
 
 _LOCALLY = "processes, no broker"
 
@@ -42,7 +46,7 @@ def compare(
     settings: DemoSettings,
     prepared: DemoData,
     bundles: Mapping[Network, Path],
-    run: RunRecord,
+    coordinator: Path,
     console: Console,
 ) -> tuple[ComparedMethod, ...]:
     """Train the methods beside the run's own, or go on; put all of them together.
@@ -51,37 +55,46 @@ def compare(
         settings: of the demonstration.
         prepared: its data.
         bundles: by network, each in the folder where its methods keep their things.
-        run: what came out of the run itself.
+        coordinator: the folder with what came out of the run itself.
         console: progress goes here.
 
     Raises:
         ProtofleetError: a worker died; nothing that was finished is lost.
     """
-    starts = {network: start_scores(bundle, prepared) for network, bundle in bundles.items()}
+    run = load_record(coordinator / "result.json", RunRecord)
+    methods = methods_of(run.strategy)
+    starts = {network: start_evaluations(bundle, prepared) for network, bundle in bundles.items()}
     results: dict[str, RunRecord | MethodResult] = {run.strategy: run}
+    owners = {run.strategy: of_owners(devices_evaluations(coordinator))}
     with processes(os.cpu_count() or 1) as opened:
-        for strategy in (name for name in METHODS if name != run.strategy):
-            job = make_job(strategy, settings, prepared, bundles[METHODS[strategy].network])
+        for strategy in (name for name in methods if name != run.strategy):
+            job = make_job(strategy, settings, prepared, bundles[methods[strategy].network])
             results[strategy] = run_job(
-                job, "local", lambda job, watch: run_local(job, opened=opened, watch=watch), console
+                job,
+                "local",
+                lambda job, watch: run_local(job, opened=opened, watch=watch, keep=True),
+                console,
             )
+            owners[strategy] = of_owners(trained_evaluations(job, prepared))
     return tuple(
         ComparedMethod(
             label=method.label,
             strategy=strategy,
             network=NETWORKS[method.network],
             trained="devices, over MQTT" if strategy == run.strategy else _LOCALLY,
-            start=starts[method.network],
+            start=scores_of(starts[method.network]),
             rounds=tuple(one.scores for one in results[strategy].rounds),
             last=results[strategy].last,
+            owners_start=of_owners(starts[method.network]),
+            owners=owners[strategy],
         )
-        for strategy, method in METHODS.items()
+        for strategy, method in methods.items()
     )
 
 
 def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: Path) -> Job:
     """A method on the data of every device, as the engine without a broker takes it."""
-    shown = METHODS[strategy]
+    shown = methods_of(strategy)[strategy]
     model = prepared.models[shown.network]
     method = Method(label=shown.label, strategy=strategy)
     experiment = alone(
@@ -91,7 +104,8 @@ def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: 
         seed=settings.seed,
         data=(DataSource(name=settings.data),),
         model=ModelSettings(name=model.name, settings=model.settings),
-        training=prepared.strategy_settings,
+        training=settings_of(strategy, prepared),
+        score=ScoreSettings(metric="accuracy"),
     )
     return Job(
         experiment=experiment,
@@ -121,24 +135,65 @@ def _data(settings: DemoSettings, prepared: DemoData) -> PreparedData:
     )
 
 
-def start_scores(path: Path, prepared: DemoData) -> Scores:
-    """Scores of a bundle's values, on every device's test part and on all of them together.
+def start_evaluations(path: Path, prepared: DemoData) -> dict[str, Evaluation]:
+    """A bundle's own model on every device's test part, and on all of them together.
 
     They are taken as a device takes those of its model, by the same programs and batches.
     """
     bundle = Bundle.open(path, any_signer=True)
-    programs = open_programs(bundle, threads=1)
-    pooled = load_pooled(prepared.pooled)
+    network = bundle.model().network
+    found = _evaluations(bundle, prepared, dict.fromkeys(prepared.own, (network, None)))
+    # One model: on everybody's test parts it scores the same on every device.
+    pooled = next(iter(found.values())).pooled
+    return {name: replace(one, pooled=pooled) for name, one in found.items()}
 
-    def evaluations() -> Iterator[Evaluation]:
-        everybody = None
-        for name, own in prepared.own.items():
-            parts = LocalData(own=load_device_data(own), pooled=None if everybody else pooled)
-            learner = Learner(bundle, programs, parts, Meter(), name)
-            found = learner.evaluate(learner.model.network)
-            everybody = everybody or found
-            # One model: on everybody's test parts it scores the same on every device.
-            yield replace(found, pooled=everybody.pooled)
 
-    found = tuple(evaluations())
-    return round_scores(found, found[0].pooled, task=bundle.manifest.task)
+def scores_of(found: Mapping[str, Evaluation]) -> Scores:
+    """Scores of the model that all devices start from."""
+    return round_scores(found.values(), next(iter(found.values())).pooled)
+
+
+def trained_evaluations(job: Job, prepared: DemoData) -> dict[str, Evaluation]:
+    """Every device's model after the last round of a method that was trained without a broker.
+
+    Empty where an earlier version has trained it, which kept no models.
+    """
+    if not has_checkpoint(job.folder):
+        return {}
+    strategy, kept = job.plan().strategy, load_checkpoint(job.folder).kept
+    models = {}
+    for name, stored in kept.items():
+        state = stored.memory().state or ClientState(round_id=0, tensors={})
+        models[name] = strategy.client_model(state), strategy.client_score(state)
+    return _evaluations(Bundle.open(job.bundle, any_signer=True), prepared, models)
+
+
+def devices_evaluations(coordinator: Path) -> dict[str, Evaluation]:
+    """What the devices have told of their models on their own test parts, at last."""
+    told = load_record(coordinator / "devices.json", FleetDetails).devices
+    return {one.id: to_evaluation(one.evaluation) for one in told}
+
+
+def of_owners(found: Mapping[str, Evaluation]) -> dict[str, float]:
+    """By owner the share of the own test part that is classified rightly."""
+    score = TASKS["classification"].score
+    return {
+        name: float(score(one.own)["accuracy"])
+        for name, one in sorted(found.items())
+        if one.own is not None and one.own.any()
+    }
+
+
+def _evaluations(
+    bundle: Bundle, prepared: DemoData, models: Mapping[str, tuple[TensorNetwork, Score | None]]
+) -> dict[str, Evaluation]:
+    """Models by device; the first one on everybody's test parts, too."""
+    programs, pooled = open_programs(bundle, threads=1), load_pooled(prepared.pooled)
+    found: dict[str, Evaluation] = {}
+    for name, (network, score) in models.items():
+        parts = LocalData(
+            own=load_device_data(prepared.own[name]), pooled=None if found else pooled
+        )
+        learner = Learner(bundle, programs, parts, Meter(), name)
+        found[name] = learner.evaluate(network, score=score)
+    return found

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from protofleet.live import LiveFleet
 
-_KINDS = ("personalisation", "generalisation", "global")  # shown by their first four letters
+_KINDS = {"personalisation": "own", "generalisation": "everybody's", "global": "shared"}
+"""What a model was scored on, and the shared model, in a word."""
 
 
 class LiveView:
@@ -57,13 +58,13 @@ class LiveView:
 
     def _on_round_closed(self, event: dict[str, Any]) -> None:
         scores = " ".join(
-            f"{kind[:4]} {event['scores'][kind]['macro_f1']['mean']:.3f}"
-            for kind in _KINDS
+            f"{word} {100 * event['scores'][kind]['accuracy']['mean']:.1f}"
+            for kind, word in _KINDS.items()
             if kind in event["scores"]
         )
         self._console.print(
             f"round {event['round_id']:>3}/{self._rounds}{event['seconds']:6.1f} s  "
-            f"{event['participants']} devices  F1 {scores}  "
+            f"{event['participants']} devices  right in % {scores}  "
             f"MB ↑{event['bytes_up'] / 1e6:.1f} ↓{event['bytes_down'] / 1e6:.1f}",
             soft_wrap=True,
         )

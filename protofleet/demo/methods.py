@@ -22,15 +22,29 @@ class DemoMethod:
     network: Network
 
 
-METHODS: dict[str, DemoMethod] = {
-    "local": DemoMethod(label="Local", network="plain"),
-    "fedavg": DemoMethod(label="FedAvg", network="plain"),
-    "fedali": DemoMethod(label="FedAli", network="aligned"),
-}
-"""By strategy."""
+_LABELS = {"local": "Local", "fedavg": "FedAvg", "ditto": "Ditto"}
+"""Of the methods that are always shown, by strategy."""
+_ALIGNED = {"fedali": "FedAli"}
 
-EXPORTED_FOR: dict[Network, str] = {"aligned": "fedali", "plain": "fedavg"}
-"""The strategy that a network's bundle names; its programs serve every method of the network."""
+
+def methods_of(strategy: str) -> dict[str, DemoMethod]:
+    """What is shown where the fleet runs ``strategy``, by strategy; that one last."""
+    shown = {name: label for name, label in _LABELS.items() if name != strategy}
+    shown[strategy] = {**_LABELS, **_ALIGNED}.get(strategy, strategy)
+    return {
+        name: DemoMethod(label=label, network=network_of(name)) for name, label in shown.items()
+    }
+
+
+def is_shown(strategy: str) -> bool:
+    """Whether the demonstration knows how a strategy trains well on its data."""
+    return strategy in {**_LABELS, **_ALIGNED}
+
+
+def network_of(strategy: str) -> Network:
+    """What a strategy trains."""
+    return "aligned" if strategy in _ALIGNED else "plain"
+
 
 NETWORKS: dict[Network, str] = {
     "aligned": "the model with alignment layers",

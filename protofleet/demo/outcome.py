@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,16 +31,14 @@ _LOCAL = ".local_prototypes"
 _SHOWN_LAYERS = 2
 """Those nearest the head: few prototypes, and the most of what tells classes apart."""
 _MAX_BYTES = 2**30
-_KINDS = {
-    "personalisation": "each device's model on its own test part",
-    "generalisation": "each device's model on everybody's test parts",
-    "global": "the server's model on everybody's test parts",
-}
+_KINDS = ("personalisation", "generalisation", "global")
 
 
-def with_comparison(run: RunRecord, compared: tuple[ComparedMethod, ...]) -> ComparedRecord:
-    """The run's record with the methods beside it."""
-    return ComparedRecord(**msgspec.structs.asdict(run), comparison=compared)
+def with_comparison(
+    run: RunRecord, compared: tuple[ComparedMethod, ...], columns: Mapping[str, str]
+) -> ComparedRecord:
+    """The run's record with the methods beside it, and what its scores are in this data's words."""
+    return ComparedRecord(**msgspec.structs.asdict(run), comparison=compared, columns=dict(columns))
 
 
 def finish(
@@ -126,20 +125,15 @@ def _devices_table(result: RunRecord) -> Table:
 
 
 def _print_scores(result: ComparedRecord, console: Console) -> None:
-    """A row for each method, and one for what each network's methods started from."""
-    before = "before the first and " if result.comparison else ""
+    """A row for each method below one for what it started from, and how many owners gained."""
     table = Table(
-        title=f"macro-F1 in %, {before}after the last of {len(result.aggregated)} rounds",
-        title_justify="left",
+        title=f"right answers in %, after {len(result.aggregated)} rounds", title_justify="left"
     )
-    for heading in ("", "trained", *_KINDS):
+    table.add_column("", no_wrap=True)
+    for heading in ("trained", *(result.columns.get(kind, kind) for kind in _KINDS)):
         table.add_column(heading)
-    starts: dict[str, list[ComparedMethod]] = {}
-    for method in result.comparison:
-        starts.setdefault(method.network, []).append(method)
-    for methods in starts.values():
-        labels = ", ".join(method.label for method in methods)
-        table.add_row(f"before: {labels}", "central", *_score_cells(methods[0].start))
+    for name, method in result.starts().items():
+        table.add_row(name, "central", *_score_cells(method.start))
     table.add_section()
     for method in result.comparison:
         where = "MQTT" if method.strategy == result.strategy else "no MQTT"
@@ -149,23 +143,24 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
     console.print(table)
     for note in _notes(result):
         console.print(note, style="dim", soft_wrap=True)
+    if better_off := result.better_off():
+        console.print(better_off, soft_wrap=True)
 
 
 def _notes(result: ComparedRecord) -> list[str]:
-    notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
+    notes = ["each device's own model on its owner's test part and on everybody's, means"]
     if result.comparison:
         notes.append(
             "no MQTT: by processes of this machine without a broker, which gives the same bits in "
             "the same runtime (ONNX Runtime); data, seed, rounds and settings are alike"
         )
-        notes.append("before: each method's model as it was pretrained centrally, in the same way")
     notes.append("±: standard deviation over the devices; one seed on few data is no ranking")
     return notes
 
 
 def _score_cells(scores: Scores) -> tuple[str, ...]:
     """Of the three kinds; a method without a model at the server has no global score."""
-    found = [scores.sections.get(kind, {}).get("macro_f1") for kind in _KINDS]
+    found = [scores.sections.get(kind, {}).get("accuracy") for kind in _KINDS]
     return tuple(
         "-"
         if one is None

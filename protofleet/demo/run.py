@@ -24,9 +24,9 @@ from protofleet.demo.commands import (
 )
 from protofleet.demo.comparison import compare
 from protofleet.demo.live import LiveView
-from protofleet.demo.methods import METHODS, NETWORKS, Network
+from protofleet.demo.methods import Network, methods_of, network_of
 from protofleet.demo.outcome import finish, with_comparison
-from protofleet.demo.recipes import FLEET_SEED, RECIPES, DemoData, dealt_backends
+from protofleet.demo.recipes import FLEET_SEED, RECIPES, DemoData, dealt_backends, settings_of
 from protofleet.demo.settings import DemoSettings
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.firmware_sim.broker import local_broker
@@ -84,10 +84,10 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         run = load_record(folder / "coordinator" / "result.json", RunRecord)
     compared: tuple[ComparedMethod, ...] = ()
     if settings.compare:
-        others = " and ".join(m.label for name, m in METHODS.items() if name != settings.strategy)
-        heading.show(5, f"{others} on the same data, without a broker")
-        compared = compare(settings, prepared, bundles, run, console)
-    result = with_comparison(run, compared)
+        *others, _ = (method.label for method in methods_of(settings.strategy).values())
+        heading.show(5, f"{' and '.join(others)} on the same data, without a broker")
+        compared = compare(settings, prepared, bundles, folder / "coordinator", console)
+    result = with_comparison(run, compared, prepared.columns)
     return finish(
         prepared.title,
         folder,
@@ -113,10 +113,11 @@ def _make_bundles(
     settings: DemoSettings, prepared: DemoData, folder: Path, heading: _Heading
 ) -> dict[Network, Path]:
     """The bundle of the run and, to compare, that of the other network: made side by side."""
-    own = METHODS[settings.strategy].network
+    own = network_of(settings.strategy)
     places = {own: folder}
     if settings.compare:
-        places |= {network: folder / _OTHER for network in NETWORKS if network != own}
+        shown = methods_of(settings.strategy).values()
+        places |= {one.network: folder / _OTHER for one in shown if one.network != own}
     missing = {name: place for name, place in places.items() if not (place / _BUNDLE).exists()}
     if missing:
         for place in missing.values():
@@ -128,7 +129,7 @@ def _make_bundles(
 def _pretrain_and_export(
     settings: DemoSettings, prepared: DemoData, places: Mapping[Network, Path], heading: _Heading
 ) -> None:
-    own = METHODS[settings.strategy].network
+    own = network_of(settings.strategy)
 
     def run(arguments: Callable[[Network, Path], list[str]]) -> None:
         steps = [
@@ -146,9 +147,19 @@ def _pretrain_and_export(
     # Devices may run either format, the engine without a broker runs the first.
     run(
         lambda network, place: export_arguments(
-            prepared, network, place, formats=None if network == own else "onnx"
+            prepared,
+            network,
+            place,
+            _strategies(settings, network),
+            formats=None if network == own else "onnx",
         )
     )
+
+
+def _strategies(settings: DemoSettings, network: Network) -> list[str]:
+    """Those that are to run on a network's bundle, the fleet's first."""
+    shown = methods_of(settings.strategy)
+    return [name for name in reversed(shown) if shown[name].network == network]
 
 
 @contextmanager
@@ -210,7 +221,10 @@ def _federation(
         "run_dir": "coordinator",
         "rounds": settings.rounds,
         "seed": settings.seed,
-        "strategy": {"name": settings.strategy, "settings": prepared.strategy_settings},
+        "strategy": {
+            "name": settings.strategy,
+            "settings": settings_of(settings.strategy, prepared),
+        },
         "cohort": {"minimum": settings.participants},
         "round": {"deadline_s": _DEADLINE_S, "quorum": 1.0},
         "liveness": {"grace_s": 600.0},

@@ -11,6 +11,7 @@ from protofleet.report import _figures
 from protofleet.report._compare import Difference, compare, differing_settings
 from protofleet.report._page import KINDS, data_uri, template_environment
 from protofleet.report.comparison import ComparedMethod
+from protofleet.strategies.tasks import TASKS
 from protofleet.units import NOTHING
 
 _FOLDER = Path(__file__).parent
@@ -39,7 +40,10 @@ def write_comparison(runs: Sequence[tuple[str, Path, RunRecord]], page: Path) ->
         for other_name, other_folder, other in others
     ]
     methods = [_method(_short(label), record) for label, _, record in runs[:_MOST_CURVES]]
-    curves = {kind: _figures.compared_by_round(methods, pick) for kind, pick in KINDS.items()}
+    shown = TASKS[methods[0].last.task].headline
+    curves = {
+        kind: _figures.compared_by_round(methods, pick, shown) for kind, pick in KINDS.items()
+    }
     text = (
         template_environment()
         .get_template("comparison.html.jinja2")

@@ -23,7 +23,7 @@ from protofleet.federation.records import (
 )
 from protofleet.report import _figures
 from protofleet.report._devices import device_table, shares
-from protofleet.report.comparison import ComparedMethod, ComparedRecord
+from protofleet.report.comparison import ComparedRecord
 from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -162,7 +162,8 @@ def render(result: ComparedRecord, details: Details) -> str:
             headlines=_headlines(result.scores, _before(result)),
             further=[*_further(result.scores), *_last_round(result)],
             targets=_targets(result.scores),
-            kinds=tuple(KINDS),
+            kinds=[result.columns.get(name.lower(), name) for name in KINDS],
+            better_off=result.better_off(),
             metrics=[METRICS[name].label for name in _compared_metrics(result)],
             compared=_compared_rows(result),
             meaning=_TASK_MEANINGS[result.scores.task],
@@ -237,22 +238,20 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
 
 
 def _compared_metrics(result: ComparedRecord) -> tuple[MetricName, ...]:
-    """The task's first two scores: more columns would not fit."""
-    return TASKS[result.scores.task].metrics[:2]
+    """Two of the task's scores, that which owners understand first: more would not fit."""
+    task = TASKS[result.scores.task]
+    return tuple(sorted(task.metrics[:2], key=lambda name: name != task.selects))
 
 
 def _compared_rows(result: ComparedRecord) -> list[_ComparedRow]:
     """What each network starts from, then what each method has come to."""
-    starts: dict[str, list[ComparedMethod]] = {}
-    for method in result.comparison:
-        starts.setdefault(method.network, []).append(method)
     before = [
         _ComparedRow(
-            name=f"before: {', '.join(method.label for method in methods)}",
-            trained=f"{network}, trained centrally",
-            cells=_compared_cells(methods[0].start, result),
+            name=name,
+            trained=f"{one.network}, trained centrally",
+            cells=_compared_cells(one.start, result),
         )
-        for network, methods in starts.items()
+        for name, one in result.starts().items()
     ]
     after = [
         _ComparedRow(
@@ -387,15 +386,15 @@ def _compared_pictures(result: ComparedRecord) -> list[Picture]:
     methods = result.comparison
     found = []
     for kind, pick in KINDS.items():
-        svg = _figures.compared_by_round(methods, pick) if methods else None
+        shown = _compared_metrics(result)[0]
+        svg = _figures.compared_by_round(methods, pick, shown) if methods else None
         if svg is None:
             continue
-        headline = TASKS[result.scores.task].headline
-        label = METRICS[headline].label
+        label = METRICS[shown].label
         ends = [
-            f"{one.label} {METRICS[headline].page_text(metrics[headline].mean)}"
+            f"{one.label} {METRICS[shown].page_text(metrics[shown].mean)}"
             for one in methods
-            if (metrics := pick(one.last)) and headline in metrics
+            if (metrics := pick(one.last)) and shown in metrics
         ]
         found.append(
             Picture(

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 from machine import say
+from rich.console import Console
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
-from protofleet.demo.commands import export_arguments, pretrain_arguments, run_step
-from protofleet.demo.recipes import Prepared, prepare_digits
+from protofleet.demo.commands import Step, export_arguments, pretrain_arguments, run_steps
+from protofleet.demo.methods import network_of
+from protofleet.demo.recipes import DemoData, prepare_digits
 from protofleet.demo.settings import DemoSettings
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim.broker import local_broker
@@ -40,7 +42,7 @@ class Material:
     """
 
     folder: Path
-    prepared: Prepared
+    prepared: DemoData
     bundle: Bundle
     strategy: str
     rounds: int
@@ -107,8 +109,12 @@ def prepare(folder: Path, strategy: str, devices: int, rounds: int) -> Material:
     prepared = prepare_digits(settings, folder)
     if not (folder / "bundle.pfb").exists():
         say(f"model vit_digits for {strategy}: central training and export")
-        run_step(pretrain_arguments(prepared, folder, settings.seed))
-        run_step(export_arguments(prepared, folder, strategy))
+        network, console = network_of(strategy), Console()
+        for arguments in (
+            pretrain_arguments(prepared, network, folder, settings.seed),
+            export_arguments(prepared, network, folder, [strategy]),
+        ):
+            run_steps([Step(arguments=arguments)], console)
     bundle = Bundle.open(folder / "bundle.pfb", any_signer=True)
     save_public_key(bytes.fromhex(bundle.signer), folder / "signer.pem")
     return Material(

@@ -65,10 +65,11 @@ def _interrupted(options, sign, base, folder):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of two devices, interrupted in the fleet's second round, in the comparison, resumed."""
+    """Two devices with FedAli, interrupted in their second round, in the comparison, resumed."""
     base = tmp_path_factory.mktemp("demo")
     folder = base / "run"
     options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
+    options += ["--strategy", "fedali"]
     _interrupted(options, "round   1/3", base, folder)
     second = _interrupted(["--out", str(folder)], "seed 5, Local", base, folder)
     again = subprocess.run(
@@ -88,21 +89,40 @@ def test_interrupted_run_goes_on_where_it_was(run):
 
 
 def test_the_table_shows_the_methods_and_what_they_start_from(run):
-    """A row each; Local has no model at the server."""
+    """A row each below the networks' starts; Local has no model at the server."""
     _, _, output = run
     rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
     cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
-    assert {"before: FedAli", "Local", "FedAvg", "FedAli"} <= cells.keys()
+    assert {"start of FedAli", "Local", "FedAvg", "Ditto", "FedAli"} <= cells.keys()
     assert cells["Local"][-1] == "-"
     assert all("±" in cell for name in ("Local", "FedAvg", "FedAli") for cell in cells[name][1:3])
+    assert "everybody" in output
+
+
+def test_it_ends_with_how_many_are_better_off(run):
+    folder, _, output = run
+    result = load_record(folder / "result.json", ComparedRecord)
+    said = result.better_off()
+    assert said in output.splitlines()
+    assert re.fullmatch(
+        r"FedAli, of 2 owners: \d better off than before, \d worse; "
+        r"\d better off than alone, \d worse",
+        said,
+    )
+    # Of few owners the mean of what is told by owner is the mean that the table shows.
+    for method in result.comparison:
+        told = method.last.personalisation["accuracy"].mean
+        assert sum(method.owners.values()) / 2 == pytest.approx(told)
+        told = method.start.personalisation["accuracy"].mean
+        assert sum(method.owners_start.values()) / 2 == pytest.approx(told)
 
 
 def test_the_methods_stand_beside_each_other_in_the_result(run):
     folder, *_ = run
     result = load_record(folder / "result.json", ComparedRecord)
     methods = {method.strategy: method for method in result.comparison}
-    assert list(methods) == ["local", "fedavg", "fedali"]
-    assert methods["local"].start == methods["fedavg"].start != methods["fedali"].start
+    assert list(methods) == ["local", "fedavg", "ditto", "fedali"]
+    assert methods["local"].start == methods["ditto"].start != methods["fedali"].start
     assert methods["local"].last.global_ is None
     for method in methods.values():
         assert len(method.rounds) == 3
@@ -203,7 +223,8 @@ def test_a_browser_trains_beside_the_devices_under_a_name_of_its_own(run, tmp_pa
         pytest.skip(str(error))
     folder = tmp_path / "run"
     folder.mkdir()
-    shutil.copy(run[0] / "bundle.pfb", folder)
+    # The default strategy's, made for the comparison.
+    shutil.copy(run[0] / "comparison" / "bundle.pfb", folder)
     options = ["--devices", "2", "--browsers", "1", "--rounds", "1", "--seed", "5", "--no-compare"]
     command = [*_DEMO, *options, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

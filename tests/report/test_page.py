@@ -123,7 +123,7 @@ def test_methods_stand_beside_each_other_with_what_they_start_from(tmp_path):
     assert "for 2 methods" in alts["compared-personalisation"]
     assert "for 1 methods" in alts["compared-global"]
     for method in result.comparison:
-        assert f"before: {method.label}" in page.text
+        assert f"start of {method.label}" in page.text
         assert method.label in page.text
         found = method.last.personalisation["macro_f1"]
         assert f"{100 * found.mean:.1f} ± {100 * found.std:.1f}" in text

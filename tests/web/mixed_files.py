@@ -13,10 +13,13 @@ import json
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets.device_data import DeviceData, load_device_data
-from protofleet.demo.commands import export_arguments, pretrain_arguments, run_step
+from protofleet.demo.commands import Step, export_arguments, pretrain_arguments, run_steps
+from protofleet.demo.methods import network_of
 from protofleet.demo.recipes import prepare_digits
 from protofleet.demo.settings import DemoSettings
 
@@ -36,8 +39,12 @@ def main(folder: Path, strategy: str, names: list[str]) -> None:
         sensors="playback",
     )
     prepared = prepare_digits(settings, folder)
-    run_step(pretrain_arguments(prepared, folder, _SEED))
-    run_step(export_arguments(prepared, folder, strategy))
+    network, console = network_of(strategy), Console()
+    for arguments in (
+        pretrain_arguments(prepared, network, folder, _SEED),
+        export_arguments(prepared, network, folder, [strategy]),
+    ):
+        run_steps([Step(arguments=arguments)], console)
     bundle = Bundle.open(folder / "bundle.pfb", any_signer=True)
     save_public_key(bytes.fromhex(bundle.signer), folder / "signer.pem")
     for name, device in zip(names, prepared.devices, strict=True):
