@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from protofleet.log_lines import JsonLines, log_event
 from protofleet.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _META = "protofleet.verbosity"
 _LINES = "protofleet.lines"
@@ -33,6 +36,19 @@ def verbosity() -> int:
     """1 after ``-v``, -1 after ``-q``, else 0."""
     context = click.get_current_context(silent=True)
     return 0 if context is None else int(context.meta.get(_META, 0))
+
+
+def say(line: str) -> None:
+    """Tell how far the work is, on stderr; nothing with ``-q``."""
+    if verbosity() >= 0:
+        click.echo(line, err=True)
+
+
+def progress_console(*, stderr: bool = False) -> Console:
+    """Where work shows how far it is; silent with ``-q``."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, quiet=verbosity() < 0)
 
 
 def log_format_option(side: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

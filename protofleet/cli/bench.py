@@ -13,6 +13,7 @@ import click
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli._verbosity import progress_console, say
 from protofleet.cli._width import wrapped
 from protofleet.errors import UnavailableError
 
@@ -309,7 +310,7 @@ def _measure(
     from protofleet.benchmarks import _rows
 
     for name in names:
-        click.echo(f"measuring {name} …", err=True)
+        say(f"measuring {name} …")
         module = importlib.import_module(f"protofleet.benchmarks.{name}")
         for found in module.run(**options):
             _rows.show(found, click.echo)
@@ -331,7 +332,7 @@ def _measure_kernels(
 
     started, rows = time.perf_counter(), []
     try:
-        for found in measure(planned, lambda line: click.echo(line, err=True), quick=quick):
+        for found in measure(planned, say, quick=quick):
             rows += found
             result.rows.extend(found)
             if json_file is not None:
@@ -401,7 +402,7 @@ def experiments(json_file: Path | None, **options: Any) -> None:
     from protofleet.benchmarks import experiments as engine
 
     result, rows = _started(), []
-    for row in engine.run(engine.EngineOptions(**options), lambda line: click.echo(line, err=True)):
+    for row in engine.run(engine.EngineOptions(**options), say):
         rows.append(row)
         result.rows.append(row)
         if json_file is not None:
@@ -437,12 +438,10 @@ def asynchronous(
 
     Four device processes over Mosquitto; one is stopped nine tenths of the time.
     """
-    from rich.console import Console
-
     from protofleet.benchmarks import asynchronous as compared
 
     result = _started()
-    rows = compared.run(out, data_root, seeds, Console(stderr=True), quick=quick)
+    rows = compared.run(out, data_root, seeds, progress_console(stderr=True), quick=quick)
     result.rows.extend(rows)
     if json_file is not None:
         result.write(json_file)

@@ -17,6 +17,7 @@ from protofleet.cli._experiments import (
     kept,
 )
 from protofleet.cli._outputs import check_writable_folder, writable
+from protofleet.cli._verbosity import progress_console
 
 if TYPE_CHECKING:
     from protofleet.experiments.claim_results import ClaimResult
@@ -120,7 +121,7 @@ def claims(
     if not status:
         asked = RunOptions(data_root=data_root or default_data_root(), **options)
         with kept(out):
-            run_missing(chosen, out, asked, console)
+            run_missing(chosen, out, asked, progress_console())
     results = [or_earlier(result_of(one, out), known.get(one.claim.id)) for one in chosen]
     found = {
         name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()

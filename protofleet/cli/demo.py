@@ -11,6 +11,7 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._verbosity import progress_console
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,13 +112,13 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     folder = out or _new_folder(options["data"], options["strategy"])
     settings = _settings(folder, ctx, options)
     check_known(settings.strategy)
-    console = Console(stderr=as_json)
+    results = Console(stderr=as_json)
     with on_interrupt(f"to go on: protofleet demo --out {folder}"):
-        report = run_demo(settings, folder, console)
+        report = run_demo(settings, folder, progress_console(stderr=as_json), results)
     if as_json:
         click.echo((folder / "result.json").read_text())
     else:
-        console.print(f"\nreport: {report}", soft_wrap=True)
+        results.print(f"\nreport: {report}", soft_wrap=True)
 
 
 def _check_packages() -> None:

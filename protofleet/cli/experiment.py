@@ -18,6 +18,7 @@ from protofleet.cli._experiments import (
     kept,
 )
 from protofleet.cli._outputs import writable, writable_picture
+from protofleet.cli._verbosity import progress_console
 from protofleet.cli.claims import claims
 
 if TYPE_CHECKING:
@@ -152,7 +153,6 @@ def run(
     then holds a result.json per method and seed, curves.png and bars.png.
     """
     import msgspec
-    from rich.console import Console
 
     from protofleet.experiments.config import find, load_experiment, name_of
     from protofleet.experiments.runner import RunOptions, check_no_overwrite, run_experiment
@@ -166,7 +166,7 @@ def run(
     asked = _narrowed(whole, seeds, methods)
     folder = out or _default_folder(path)
     check_no_overwrite(folder, asked, options["engine"], options["rounds"])
-    console = Console()
+    console = progress_console()
     chosen = RunOptions(
         data_root=data_root or default_data_root(),
         seeds=seeds,

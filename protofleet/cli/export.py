@@ -6,7 +6,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._outputs import check_writable_bundle
 from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.cli._task import OutputOptions, output_names, output_options, resolve_task
+from protofleet.cli._verbosity import progress_console, say, verbosity
 from protofleet.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def export(
         replaces_up_to=numbers.replaces_up_to or 0,
         provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
         allow_probabilities=allow_probabilities,
-        tell=partial(click.echo, err=True),
+        tell=say,
     )
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
@@ -203,7 +203,6 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
         fields = dataclasses.asdict(report) | {"path": str(report.path), "seconds": seconds}
         click.echo(json.dumps(fields, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
     runners = list(report.parity[0].by_runner)
@@ -217,11 +216,11 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
             *(f"{record.by_runner[runner]:.1e}" for runner in runners),
             record.worst_tensor,
         )
-    Console().print(table)
+    progress_console().print(table)
     for name, reason in report.left_out.items():
         click.echo(f"left out, format {name}: {reason}", err=True)
     for record in report.parity:
-        if record.gradient_noise:
+        if record.gradient_noise and verbosity() >= 0:
             click.echo(
                 f"{record.program}: gradients were proved in double precision; in single precision "
                 f"they are uncertain to {record.gradient_noise:.0e}, as PyTorch's own "

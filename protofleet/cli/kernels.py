@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from protofleet.cli._verbosity import say
+
 
 @click.group()
 def kernels() -> None:
@@ -39,4 +41,4 @@ def warm(cache: Path | None) -> None:
 
 
 def _tell(name: str, compiled: bool) -> None:
-    click.echo(f"{name}: {'compiled' if compiled else 'already there'}", err=True)
+    say(f"{name}: {'compiled' if compiled else 'already there'}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from protofleet.cli._outputs import writable
+from protofleet.cli._verbosity import say
 from protofleet.cli._width import wrapped
 
 _LEAST_BYTES, _MOST_BYTES = 1024, 2**30
@@ -64,7 +65,7 @@ def load(
     facts = " · ".join(f"{name} {value}" for name, value in result.machine.items())
     click.echo("\n".join(wrapped(facts, hanging=2)))
     for devices in counts:
-        click.echo(f"{devices} devices, {update_bytes} bytes …", err=True)
+        say(f"{devices} devices, {update_bytes} bytes …")
         row = measure(devices, update_bytes, rounds)
         for line in row.lines():
             click.echo(line)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._task import OutputOptions, resolve_task, task_options
-from protofleet.cli._verbosity import verbosity
+from protofleet.cli._verbosity import say, verbosity
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def pretrain(
             resume=resume,
             allow_probabilities=allow_probabilities,
             on_progress=on_progress,
-            tell=partial(click.echo, err=True),
+            tell=say,
         )
     _report(result, as_json=as_json)
 

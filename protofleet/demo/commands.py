@@ -94,7 +94,8 @@ def run_steps(steps: Sequence[Step], console: Console) -> None:
     threads = thread_variables(max(1, (os.cpu_count() or 1) // max(1, len(steps))))
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes += [_started(step, {**threads, **os.environ}) for step in steps]
+        more = ["--quiet"] if console.quiet else []
+        processes += [_started(step, more, {**threads, **os.environ}) for step in steps]
         statuses = [process.wait() for process in processes]
     except BaseException:
         for process in processes:
@@ -110,8 +111,8 @@ def run_steps(steps: Sequence[Step], console: Console) -> None:
             )
 
 
-def _started(step: Step, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    command = die_with_parent.command(invocation(*step.arguments))
+def _started(step: Step, more: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    command = die_with_parent.command(invocation(*step.arguments, *more))
     if step.log is None:
         return subprocess.Popen(command, env=env)
     with step.log.open("ab") as log:

@@ -51,13 +51,14 @@ class _Heading:
         self.console.rule(f"{number}/{self.steps}  {title}")
 
 
-def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
+def run_demo(settings: DemoSettings, folder: Path, console: Console, results: Console) -> Path:
     """Run or resume a demonstration.
 
     Args:
         settings: what to show.
         folder: where everything is kept: data, bundle, device stores, results.
-        console: progress and the final table go here.
+        console: progress goes here; a quiet one makes the steps quiet, too.
+        results: the final tables go here.
 
     Returns:
         The report's path.
@@ -92,7 +93,7 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         prepared.title,
         folder,
         result,
-        console,
+        results,
         seconds=time.monotonic() - started,
     )
 

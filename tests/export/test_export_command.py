@@ -15,6 +15,7 @@ from torch import nn
 
 from protofleet.bundle import Bundle, keys
 from protofleet.cli.export import export
+from protofleet.cli.main import _root
 from protofleet.errors import InputError, MissingDataError
 from protofleet.export.pickled import conversion
 from protofleet.export.pretraining.checkpoints import load_checkpoint
@@ -151,3 +152,14 @@ def test_a_pickled_checkpoint_is_answered_with_the_line_that_converts_it(tmp_pat
     tensors = load_file(written)
     assert tensors.keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in tensors.items())
+
+
+def test_quiet_prints_the_bundle_alone(tmp_path: Path, key: str) -> None:
+    """No table and no advice; that the values are untrained is a warning."""
+    out = tmp_path / "q.pfb"
+    words = ["export", *_TOY, "--strategy", "fedavg", "--key", key, "--out", str(out), "--quiet"]
+    result = CliRunner().invoke(_root, words, catch_exceptions=False)
+    assert result.stdout.startswith(f"{out}: ")
+    assert result.stdout.count("\n") == 1
+    assert result.stderr.startswith("note: no --checkpoint")
+    assert result.stderr.count("\n") == 1
