@@ -3,6 +3,7 @@
     pip install 'protofleet[export,coordinator]'
     python own_model.py --out first
 
+It ends with every person's accuracy before and now: 0.67 to 1.00, then 1.00 for each.
 Put your arrays in the place of ``my_people`` and your module in the place of ``my_model``.
 """
 
