@@ -17,6 +17,7 @@ from pathlib import Path
 from protofleet.broker._files import alone, write_private
 from protofleet.broker.access import check_account, with_invitation, without_account
 from protofleet.errors import InputError
+from protofleet.printable import shell_word
 from protofleet.wire.topics import INVITED
 
 ITERATIONS = 101
@@ -152,5 +153,5 @@ class Accounts:
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise InputError(
                 f"broker folder '{self.folder}': {path.name}: {reason}; make one with: "
-                f"protofleet broker init {self.folder}"
+                f"protofleet broker init {shell_word(self.folder)}"
             ) from error

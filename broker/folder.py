@@ -36,6 +36,7 @@ from protofleet.broker.certificates import (
     own_hosts,
 )
 from protofleet.errors import InputError
+from protofleet.printable import shell_word
 from protofleet.wire.chunks import MAX_PACKET_BYTES
 from protofleet.wire.topics import COORDINATOR
 
@@ -152,7 +153,7 @@ class BrokerFolder:
             if any(path.iterdir()):
                 raise InputError(
                     f"broker folder '{path}': not empty; for a new certificate of a broker that "
-                    f"is there: protofleet broker init --renew {path}"
+                    f"is there: protofleet broker init --renew {shell_word(path)}"
                 )
             folder._write(authority, server, port, access)
         except OSError as error:

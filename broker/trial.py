@@ -12,6 +12,7 @@ from protofleet.broker.check import Target
 from protofleet.broker.folder import BrokerFolder
 from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential
 from protofleet.errors import UnavailableError
+from protofleet.printable import shell_word
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.topics import COORDINATOR, INVITED
 
@@ -26,7 +27,7 @@ def trial_accounts(folder: BrokerFolder) -> Iterator[Target]:
     if folder.running() is None:
         raise UnavailableError(
             f"broker folder '{folder.path}': no broker runs on it here; start it with: protofleet "
-            f"broker run {folder.path}; or check one elsewhere by its URL"
+            f"broker run {shell_word(folder.path)}; or check one elsewhere by its URL"
         )
     mark, accounts = secrets.token_hex(3), folder.accounts
     names = (f"check-a{mark}", f"check-b{mark}", f"{INVITED}check-a{mark}")

@@ -12,7 +12,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protofleet.errors import InputError
+from protofleet.errors import InputError, UnavailableError
 from protofleet.private_files import PRIVATE_FOLDER, check_secret_file, who_else_writes
 from protofleet.signatures import fingerprint
 
@@ -95,10 +95,20 @@ def trust_folder() -> Path:
 
 
 def trust(public: bytes, folder: Path | None = None) -> Path:
-    """Add a raw public key to the trust store; returns its file."""
+    """Add a raw public key to the trust store; returns its file.
+
+    Raises:
+        UnavailableError: the store cannot be written.
+    """
     path = (folder or trust_folder()) / f"{fingerprint(public)}.pem"
-    _make_folder(path.parent)
-    save_public_key(public, path)
+    try:
+        _make_folder(path.parent)
+        save_public_key(public, path)
+    except OSError as error:
+        raise UnavailableError(
+            f"trust store '{path.parent}': {error.strerror}; set PROTOFLEET_CONFIG to a folder "
+            "that this user may write, or give each command the key: --trust FILE"
+        ) from error
     return path
 
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from protofleet.coordinator import events
 from protofleet.federation.records import PrivacyRecord, Scores
-from protofleet.printable import printable
+from protofleet.printable import printable, shell_word
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, clock_text, duration_text
 
@@ -185,7 +185,8 @@ _LINES: dict[type[events.Report], Any] = {
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "
-        f"{_safe(e.result)}; to look at it: protofleet report {_safe(str(Path(e.result).parent))}"
+        f"{_safe(e.result)}; to look at it: protofleet report "
+        f"{_safe(shell_word(Path(e.result).parent))}"
     ),
 }
 

@@ -18,6 +18,7 @@ from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.member_records import Invited, Member
 from protofleet.coordinator.members import Members
 from protofleet.errors import InputError, UnavailableError
+from protofleet.printable import shell_word
 from protofleet.signatures import fingerprint
 from protofleet.wire.broker_access import BrokerAccess, peer_certificate
 from protofleet.wire.enrolment import Invitation
@@ -90,7 +91,7 @@ def find_meeting(
     if broker is None:
         raise InputError(
             "no broker: give --broker URL, or make one first: "
-            f"protofleet broker init {members.folder / 'broker'}"
+            f"protofleet broker init {shell_word(members.folder / 'broker')}"
         )
     host, port = broker.hosts()[0], broker.listener()[1]
     return Meeting(

@@ -26,6 +26,7 @@ from protofleet.coordinator.member_records import (
 )
 from protofleet.durable import sync_folder
 from protofleet.errors import InputError, RefusedError
+from protofleet.printable import shell_word
 from protofleet.wire.enrolment import InvitationKeys
 from protofleet.wire.identity import (
     DeviceGrant,
@@ -48,7 +49,7 @@ LOOK_S = 1.0
 
 _NO_FOLDER = (
     "keys '{folder}': no folder of a federation; make it with: "
-    "protofleet device invite --keys {folder}{name} DEVICE"
+    "protofleet device invite --keys {word}{name} DEVICE"
 )
 
 
@@ -67,7 +68,7 @@ class Members:
         found = federation_name(folder)
         if not found:
             given = f" --federation {name}"
-            raise InputError(_NO_FOLDER.format(folder=folder, name=given))
+            raise InputError(_NO_FOLDER.format(folder=folder, word=shell_word(folder), name=given))
         if found != name:
             raise InputError(f"keys '{folder}': of federation '{found}', expected '{name}'")
         self.folder, self.name = folder, name
@@ -105,7 +106,7 @@ class Members:
         """
         found = federation_name(folder)
         if not found:
-            raise InputError(_NO_FOLDER.format(folder=folder, name=""))
+            raise InputError(_NO_FOLDER.format(folder=folder, word=shell_word(folder), name=""))
         return cls(folder, found)
 
     def __enter__(self) -> Self:

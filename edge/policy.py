@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import InputError
-from protofleet.settings import explain
+from protofleet.settings import explain, read_toml
 
 POLICY_FILE = "policy.toml"
 """In a device's store; it is the owner's, and stays when the store begins anew."""
@@ -217,7 +217,7 @@ def read_policy(path: Path, over: Mapping[str, Any]) -> Policy:
         InputError: not readable, not TOML, an unknown key, or a value that cannot be.
     """
     try:
-        values = msgspec.toml.decode(path.read_bytes()) if path.exists() else {}
+        values = read_toml(path) if path.exists() else {}
         return msgspec.convert({**values, **over}, Policy)
     except OSError as error:
         raise InputError(f"policy '{path}': {error.strerror}") from error

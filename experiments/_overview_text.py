@@ -30,6 +30,7 @@ from protofleet.experiments.overview import (
     Place,
     by_score,
 )
+from protofleet.printable import shell_word
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
@@ -232,7 +233,7 @@ def _behind(place: Place | None) -> str:
 
 
 def _about(one: DataSet) -> list[str]:
-    text = f"`protofleet experiment run {one.name}`"
+    text = f"`protofleet experiment run {shell_word(one.name)}`"
     if one.missing:
         text += f". Not run: {', '.join(label + _divergence(one, label) for label in one.missing)}"
     for label in [label for label in one.diverged if label not in one.missing]:

@@ -26,7 +26,7 @@ from protofleet.experiments.config import (
     load_experiment,
     name_of,
 )
-from protofleet.settings import explain
+from protofleet.settings import explain, read_toml
 
 MeasureName = Literal["last", "best", "recovery", "equal_bytes", "rounds_to", "uplink", "bytes"]
 SCORES: tuple[MeasureName, ...] = ("last", "best", "recovery", "equal_bytes")
@@ -223,7 +223,7 @@ def experiments_of(claims: Iterable[RegisteredClaim]) -> Mapping[str, Experiment
 
 def _load(file: Path) -> PaperClaims:
     try:
-        values = msgspec.toml.decode(file.read_bytes())
+        values = read_toml(file)
         return msgspec.convert(values, PaperClaims)
     except OSError as error:
         raise InputError(f"claims '{file}': {error.strerror}") from error

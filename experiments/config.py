@@ -24,7 +24,7 @@ from protofleet.federation.settings import (
     PrivacySettings,
 )
 from protofleet.firmware_sim.profile import MOST_SLOWDOWN
-from protofleet.settings import explain
+from protofleet.settings import explain, read_toml
 
 Section = Literal["personalisation", "generalisation", "global", "after_fit", "loss"]
 Select = Literal["best", "last"]
@@ -406,7 +406,7 @@ def load_experiment(path: Path) -> Experiment:
             beside one that there is not.
     """
     try:
-        values = msgspec.toml.decode(path.read_bytes())
+        values = read_toml(path)
         return _with_known_labels(msgspec.convert(values, Experiment))
     except OSError as error:
         raise InputError(

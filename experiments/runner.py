@@ -36,6 +36,7 @@ from protofleet.experiments.store import (
 )
 from protofleet.experiments.table import trained
 from protofleet.federation.records import RoundRecord
+from protofleet.printable import shell_word
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
 from protofleet.strategies.training import DivergedError
@@ -117,8 +118,8 @@ def run_experiment(
     if stopped:
         raise ProtofleetError(
             f"{len(stopped)} of {len(stopped) + len(results)} runs stopped, the first with "
-            f"{stopped[0]}; a lower learning rate may help; 'protofleet experiment table {name}' "
-            "shows the others"
+            f"{stopped[0]}; a lower learning rate may help; 'protofleet experiment table "
+            f"{shell_word(name)}' shows the others"
         )
     return results
 

@@ -16,7 +16,7 @@ from protofleet.federation.section import Amount
 from protofleet.federation.section import Section as _Settings
 from protofleet.federation.section import check as _check
 from protofleet.federation.section import check_amount as _check_amount
-from protofleet.settings import explain
+from protofleet.settings import explain, read_toml
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import Codec, Kind
 
@@ -415,7 +415,7 @@ def load_config(path: Path) -> FederationConfig:
         InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
     """
     try:
-        values = broker_as_table(msgspec.toml.decode(path.read_bytes()))
+        values = broker_as_table(read_toml(path))
         config = msgspec.convert(values, FederationConfig, dec_hook=_to_path)
     except OSError as error:
         raise InputError(f"federation file {path}: {error.strerror}") from error

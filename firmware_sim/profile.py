@@ -10,7 +10,7 @@ import msgspec
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
-from protofleet.settings import explain
+from protofleet.settings import explain, read_toml
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 
 MOST_SLOWDOWN = 100.0
@@ -129,7 +129,7 @@ def load_fleet(path: Path) -> FleetFile:
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
     try:
-        values = broker_as_table(msgspec.toml.decode(path.read_bytes()))
+        values = broker_as_table(read_toml(path))
         return msgspec.convert(values, FleetFile, dec_hook=to_path)
     except OSError as error:
         raise InputError(f"fleet file {path}: {error.strerror}") from error

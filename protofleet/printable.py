@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     r"""``text`` with every character escaped that is not seen: controls, line breaks, bidi marks.
@@ -18,3 +21,8 @@ def printable(text: str) -> str:
 def _escaped(char: str) -> str:
     units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def shell_word(value: Path | str) -> str:
+    """One word of a command that a person is to type: quoted where it has blanks and the like."""
+    return shlex.quote(str(value))

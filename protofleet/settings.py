@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +27,21 @@ _WORDS = {
     "str": "text",
 }
 """Of JSON's and msgspec's types; ``array | int`` and the like are put together from them."""
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _NUMBERS = (inspect.IntType, inspect.FloatType)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's tables; it may begin with a byte order mark, as some editors of Windows write it.
+
+    Raises:
+        OSError: it cannot be read.
+        msgspec.DecodeError: it is no TOML.
+        ValueError: it is no text.
+    """
+    data = path.read_bytes()
+    text = data.decode("utf-16" if data.startswith(_UTF_16) else "utf-8-sig")
+    return msgspec.toml.decode(text, type=dict[str, Any])
 
 
 def explain(error: msgspec.ValidationError, kind: Any, value: Any) -> str:

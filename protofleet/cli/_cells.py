@@ -17,6 +17,7 @@ def root_access(config: FederationConfig, cell: int | None) -> RootAccess | None
     from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
     from protofleet.errors import InputError
     from protofleet.federation.cells import cell_name, root_store
+    from protofleet.printable import shell_word
     from protofleet.wire.protection import DeviceProtection
 
     store = root_store(config, cell)
@@ -24,8 +25,9 @@ def root_access(config: FederationConfig, cell: int | None) -> RootAccess | None
     if enrolment is None or credentials is None:
         raise InputError(
             f"cell {cell}: expected its enrolment with the root in '{store}', got none; at the "
-            f"root: protofleet device invite {cell_name(cell)} --keys {config.keys}, then here: "
-            f"protofleet device enroll INVITATION --store {store}"
+            f"root: protofleet device invite {cell_name(cell)} --keys "
+            f"{shell_word(str(config.keys))}, then here: "
+            f"protofleet device enroll INVITATION --store {shell_word(store)}"
         )
     return RootAccess(
         broker=enrolment.access(store / FOLDER), protection=DeviceProtection(credentials)

@@ -15,6 +15,7 @@ from protofleet.errors import InputError
 from protofleet.experiments import _overview_figure, _overview_text
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.overview import BASELINE, overview
+from protofleet.printable import shell_word
 
 
 def compare(
@@ -35,10 +36,11 @@ def compare(
         )
     found = overview(asked, folder)
     if not found.data_sets:
+        first = shell_word(next(iter(asked)))
         raise InputError(
             f"results '{folder}': expected runs of {' or '.join(asked)} with FedAvg, found none "
-            f"that are finished; make them with: protofleet experiment run {next(iter(asked))} "
-            f"--out {folder / next(iter(asked))}"
+            f"that are finished; make them with: protofleet experiment run {first} "
+            f"--out {shell_word(folder / next(iter(asked)))}"
         )
     if plot is not None:
         _overview_figure.draw(found, plot)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._stopping import on_interrupt
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.broker.check import Finding, Target
@@ -84,14 +85,14 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     from protofleet.broker.certificates import valid_until
 
     until = valid_until((made.path / "server.pem").read_bytes())
-    hosts, port = made.hosts(), made.listener()[1]
+    hosts, port, place = made.hosts(), made.listener()[1], shell_word(folder)
     yield f"{folder}: a broker with TLS for {', '.join(hosts)}; certificate until {until:%Y-%m-%d}"
     if made.path.owner() == "root":
         yield "made by root, so the broker runs as root: better made by a user of its own"
-    yield f"start it:            protofleet broker run {folder}"
-    yield f"  or, as a service:  sudo cp {made.service} /etc/systemd/system/"
+    yield f"start it:            protofleet broker run {place}"
+    yield f"  or, as a service:  sudo cp {shell_word(made.service)} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
-    yield f"try it from outside: protofleet broker check {folder}"
+    yield f"try it from outside: protofleet broker check {place}"
     keys = (folder.parent if folder.name == "broker" else folder).absolute()
     yield "in the federation file, on this machine:"
     yield f'  keys = "{keys}"'
@@ -99,8 +100,8 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     yield f'  url = "{made.local_url("coordinator")}"'
     yield f'  ca_file = "{made.ca}"'
     yield f'  password_file = "{made.password_file}"'
-    yield f"for each device:     protofleet device invite --keys {keys} NAME"
-    yield f"  without keys:      protofleet broker account add {folder} NAME"
+    yield f"for each device:     protofleet device invite --keys {shell_word(keys)} NAME"
+    yield f"  without keys:      protofleet broker account add {place} NAME"
     yield f"  it joins with:     --broker mqtts://NAME@{hosts[0]}:{port} --broker-ca ca.pem"
     yield "                     --broker-password-file NAME.password --id NAME"
 

@@ -18,7 +18,7 @@ from protofleet.cli._cells import root_access
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import json_lines, log_format_option, start_logging, verbosity
-from protofleet.printable import printable
+from protofleet.printable import printable, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ def run(
         open_sink = partial(_log_sink, also=_json_sink if as_json else None)
         if len(configs) == 1:
             lines.about["federation"] = configs[0].federation
-    with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
+    with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(shell_word, files))}"):
         if len(configs) == 1:
             config = configs[0]
             folder = _run_dir(config, cell)

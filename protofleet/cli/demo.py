@@ -13,6 +13,7 @@ from protofleet.cli._broker import broker_options
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import progress_console
 from protofleet.errors import InputError
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.demo import DemoSettings
@@ -113,7 +114,7 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     settings = _settings(folder, ctx, options)
     check_known(settings.strategy)
     results = Console(stderr=as_json)
-    with on_interrupt(f"to go on: protofleet demo --out {folder}"):
+    with on_interrupt(f"to go on: protofleet demo --out {shell_word(folder)}"):
         report = run_demo(settings, folder, progress_console(stderr=as_json), results)
     if as_json:
         click.echo((folder / "result.json").read_text())

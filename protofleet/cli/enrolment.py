@@ -17,6 +17,7 @@ from protofleet.cli._broker import broker_options
 from protofleet.cli._qr import show_qr
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import start_logging
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.coordinator.members import Members
@@ -200,7 +201,8 @@ def enroll(
         return
     how_new = "enrolled" if done.new else "was enrolled with this invitation before"
     click.echo(f"device '{found.device_id}' of federation '{found.federation}': {how_new}")
-    click.echo(f"join with: protofleet device join --store {folder} --bundle BUNDLE --data FILE")
+    word = shell_word(folder)
+    click.echo(f"join with: protofleet device join --store {word} --bundle BUNDLE --data FILE")
 
 
 @click.command("list")
@@ -330,7 +332,7 @@ def _show(made: Invitation, hub: str | None, *, as_json: bool, qr: bool) -> None
         click.echo(json.dumps({"event": "invited", **record, **page}))
         return
     click.echo(f"{made.device_id}, until {_minute(made.until)}, on the device:")
-    click.echo(f"  open {text}" if hub else f"  protofleet device enroll {made}")
+    click.echo(f"  open {text}" if hub else f"  protofleet device enroll {shell_word(str(made))}")
     if qr:
         show_qr(text)
 

@@ -20,6 +20,7 @@ from protofleet.cli._experiments import (
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._verbosity import progress_console
 from protofleet.cli.claims import claims
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -236,7 +237,7 @@ def table(
             for name, one in together.items()
             if (labels := [m.label for m in one.methods if not methods or m.label in methods])
         }
-        command = f"protofleet experiment table {' '.join(names)}"
+        command = f"protofleet experiment table {' '.join(map(shell_word, names))}"
         compare(asked, out or Path("runs"), command, json_file=json_file, page=page, **shown)
         return
     if page is not None:
@@ -258,7 +259,7 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
     if not results:
         raise InputError(
             f"results '{folder}': expected runs of '{name}', found none; "
-            f"make them with: protofleet experiment run {name}"
+            f"make them with: protofleet experiment run {shell_word(name)}"
         )
     _conclude(asked, results, Console(), **shown)
 
@@ -290,7 +291,7 @@ def pack(*, names: tuple[str, ...], to: Path, out: Path, rounds: int | None) -> 
             f"results '{out}': expected finished runs of {', '.join(asked)}"
             f"{f' with {rounds} rounds' if rounds else ''}, found none; those of other rounds "
             "are packed with --rounds N; "
-            f"make them with: protofleet experiment run {expanded(names)[0]}"
+            f"make them with: protofleet experiment run {shell_word(expanded(names)[0])}"
         )
     write_archive(to, runs)
     click.echo(f"{to}: {len(runs)} runs of {', '.join(asked)}")

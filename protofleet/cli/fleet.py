@@ -15,6 +15,7 @@ from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import verbosity
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.firmware_sim.fleet import Ended, Fleet
@@ -47,7 +48,10 @@ def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_js
     trust, access = (*config.trust, *as_hex(trust_files)), broker.over(config.broker)
     config = msgspec.structs.replace(config, trust=trust, broker=access)
     failed = 0
-    with on_interrupt(f"to go on: protofleet fleet run {file}"), Fleet(config) as devices:
+    with (
+        on_interrupt(f"to go on: protofleet fleet run {shell_word(file)}"),
+        Fleet(config) as devices,
+    ):
         if not as_json and verbosity() >= 0:
             click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
         for ended in _endings(devices, len(config.devices)):

@@ -16,6 +16,7 @@ from protofleet.cli._qr import show_qr
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.federation.settings import FederationConfig
@@ -166,7 +167,7 @@ def _lines(made: Hub, config: FederationConfig) -> Iterator[str]:
         yield f"  SHA-256 {shown}"
     if config.keys is not None:
         yield (
-            f"for each phone: protofleet device invite --keys {config.keys} "
+            f"for each phone: protofleet device invite --keys {shell_word(config.keys)} "
             f"--hub {made.origins[0]} --qr NAME"
         )
     else:

@@ -13,6 +13,7 @@ from protofleet.edge.journal import Journal, bundle_path, read_blob, read_journa
 from protofleet.edge.store import lock_store
 from protofleet.edge.stores import summarise
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
+from protofleet.printable import shell_word
 from protofleet.private_files import check_private_folder
 
 
@@ -80,8 +81,8 @@ def _enrolment(subject: StoreSubject) -> Iterator[Observation]:
 
 def _reset(subject: StoreSubject) -> str:
     return (
-        f"restore the folder from a backup, or: protofleet device reset --store {subject.path} "
-        "(the device id stays, the personal model goes)"
+        f"restore the folder from a backup, or: protofleet device reset --store "
+        f"{shell_word(subject.path)} (the device id stays, the personal model goes)"
     )
 
 

@@ -13,6 +13,7 @@ from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import LoggedEvent, RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.printable import shell_word
 from protofleet.units import byte_text, clock_text, duration_text
 
 _SHOWN = 20
@@ -191,7 +192,8 @@ def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
             yield Alert(
                 level="problem" if until < now_s + _DAY_S else "warning",
                 what=f"certificate {path.name} of the broker {_ends(until, now_s)}",
-                remedy=f"protofleet broker init --renew {path.parent}, and reload the broker",
+                remedy=f"protofleet broker init --renew {shell_word(path.parent)}, and reload "
+                "the broker",
             )
     try:
         ending = [
