@@ -46,6 +46,11 @@ CLIENT_ID_CHARS = 23
 """Every broker of MQTT 3.1.1 takes so many of ``0-9a-zA-Z``, and not more surely."""
 _CLIENT_ID = string.digits + string.ascii_letters
 
+_NO_ANSWER = (
+    "the broker closed the connection before it answered; it may have as many as it takes "
+    "(Mosquitto: max_connections), or expect TLS (mqtts://)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Will:
@@ -146,6 +151,7 @@ class Connection:
         self._progress = threading.Event()
         self._ended = threading.Event()
         self._ending: Ending | None = None
+        self._answered = False
         self._where, self._open_by = "", float("inf")
         self._client = self._make_client()
 
@@ -344,6 +350,7 @@ class Connection:
         code: ReasonCode,
         properties: Properties | None,
     ) -> None:
+        self._answered = True
         if code.is_failure:
             self.abort(Ending(reason=f"broker refused: {code}", code=code.value))
             return
@@ -407,8 +414,10 @@ class Connection:
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             ending = Ending(reason=f"broker closed: {code}", code=code.value)
-        else:
+        elif self._answered:
             ending = Ending(reason=f"connection lost: {code}")
+        else:
+            ending = Ending(reason=f"{self._where}: {_NO_ANSWER}")
         self._ending = self._ending or ending
 
     def _on_broken(self, error: Exception) -> None:

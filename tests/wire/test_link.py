@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import counted_link
@@ -304,6 +304,20 @@ def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1():
         with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
             assert _next(link, Connected) == Connected("3.1.1")
     assert levels == [5, 4]
+
+
+@pytest.mark.mosquitto
+def test_a_broker_that_is_full_says_nothing_and_so_we_say_what_it_may_be(tmp_path):
+    """Mosquitto counts who has only looked at its port now and then, so some more connect."""
+    with mosquitto(tmp_path, "max_connections 1") as port, ExitStack() as links:
+        for _ in range(4):
+            link = links.enter_context(closing(_link(f"mqtt://127.0.0.1:{port}")))
+            event = link.get(10.0)
+            if isinstance(event, Disconnected):
+                break
+        assert f"127.0.0.1:{port}: the broker closed the connection before" in event.reason
+        assert "max_connections" in event.reason
+        assert not event.final
 
 
 def test_an_absent_broker_is_a_reason_and_not_final():
