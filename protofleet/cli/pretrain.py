@@ -120,7 +120,8 @@ def pretrain(
             on_progress=on_progress,
             tell=say,
         )
-    _report(result, as_json=as_json)
+    part = "validation" if options["validation"] else "training"
+    _report(result, part, as_json=as_json)
 
 
 def _model(spec: str, settings: dict[str, Any], init: Path | None) -> nn.Module:
@@ -198,7 +199,7 @@ def _bar() -> Iterator[Callable[[TrainProgress], None]]:
         yield on_step
 
 
-def _report(result: TrainResult, *, as_json: bool) -> None:
+def _report(result: TrainResult, part: str, *, as_json: bool) -> None:
     if as_json:
         record = {
             "checkpoint": str(result.checkpoint),
@@ -213,7 +214,7 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
     accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.1%}"
     click.echo(
         f"{result.checkpoint}: best epoch {result.best_epoch} of {result.epochs}, "
-        f"validation loss {result.best_loss:.4f}{accuracy}"
+        f"{part} loss {result.best_loss:.4f}{accuracy}"
     )
     if result.improving:
         click.echo(

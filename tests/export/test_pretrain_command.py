@@ -59,6 +59,12 @@ def test_quiet_prints_the_result_alone(tmp_path):
     assert result.stderr == ""
 
 
+def test_without_a_validation_part_the_loss_is_that_of_training(tmp_path):
+    data = _npz(tmp_path / "d.npz", **{k: v.numpy() for k, v in blobs().items()})
+    arguments = (*MLP, "--data", data, "--out", str(tmp_path / "run"), "--epochs", "2")
+    assert "of 2, training loss" in _pretrain(*arguments, "--validation", "0").stdout
+
+
 def test_a_masked_pretrained_encoder_initialises_a_classifier(tmp_path):
     data = _npz(tmp_path / "d.npz", x=waves(16)["x"].numpy(), y=np.arange(16) % 3)
     small = [f"--set={k}={json.dumps(v)}" for k, v in HART.items()]
