@@ -112,6 +112,12 @@ _LINES: dict[type[events.Report], Any] = {
     events.LeaseLost: lambda e: (
         f"[red]replaced[/red]: another coordinator has taken over (epoch {e.by_epoch})"
     ),
+    events.EndsSoon: lambda e: (
+        f"[{'red]over' if e.over else 'yellow]ends soon'}[/]: {_safe(e.what)}; {_safe(e.remedy)}"
+    ),
+    events.CertificateRenewed: lambda e: (
+        f"the coordinator's certificate is made anew, until {clock_text(e.until_s)}"
+    ),
     events.Withheld: lambda e: (
         f"[dim]and {e.count} more of {e.kind} in the last {e.seconds:.0f} s[/dim]"
     ),

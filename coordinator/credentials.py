@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,11 +22,15 @@ from protofleet.wire.protection import CoordinatorCredentials
 CERTIFICATE_S = 366 * 86_400
 """How long a certificate lasts."""
 RENEW_S = 30 * 86_400
-"""It is made anew this long before it ends, at the next start with the federation key at hand."""
+"""It is made anew this long before it ends, as soon as the federation key is at hand."""
+PATH = "certificate"
+"""Of its text, in the run folder."""
 
 
-def open_credentials(members: Members, ledger: Ledger, bundle: str) -> CoordinatorCredentials:
-    """The credentials of a run; certified here if the federation key is at hand.
+def open_credentials(
+    members: Members, ledger: Ledger, bundle: str
+) -> tuple[CoordinatorCredentials, RunCertificate]:
+    """The credentials of a run, certified here if the federation key is at hand.
 
     Args:
         members: of the federation.
@@ -38,58 +41,81 @@ def open_credentials(members: Members, ledger: Ledger, bundle: str) -> Coordinat
         InputError: there is no certificate in force, and the federation key is elsewhere.
     """
     key = keys.load_or_create_signing_key(ledger.folder / "coordinator.pem")
-    return CoordinatorCredentials(
+    certificate = RunCertificate(members, ledger, key)
+    credentials = CoordinatorCredentials(
         federation=members.name,
         run_id=ledger.run.run_id,
         bundle=bundle,
         federation_key=members.federation_key,
         key=key,
-        certificate=certify(members, ledger, key),
+        certificate=lambda: certificate.text,
         rotations=members.rotations,
         grant=members.check,
         announced=ledger.run.announced,
         note=ledger.run.note_announced,
     )
+    return credentials, certificate
 
 
-def certify(members: Members, ledger: Ledger, key: Ed25519PrivateKey) -> str:
-    """The run's certificate, made or renewed where the federation key is at hand.
+class RunCertificate:
+    """What the federation key says of a run's own key, made anew where that key is at hand.
+
+    Args:
+        members: of the federation.
+        ledger: of the run.
+        key: the run's own.
+
+    Attributes:
+        text: the statement.
+        until: when it ends, seconds since 1970.
 
     Raises:
-        InputError: it is not, and there is no certificate in force.
+        InputError: the federation key is elsewhere, and there is no certificate in force.
     """
-    path = ledger.folder / "certificate"
-    left = _seconds_left(path, members, ledger.run.run_id, key)
-    federation_key = members.private_key() if left < RENEW_S else None
-    if federation_key is not None:
+
+    def __init__(self, members: Members, ledger: Ledger, key: Ed25519PrivateKey) -> None:
+        self._members, self._folder = members, ledger.folder
+        self._run_id, self._key = ledger.run.run_id, public_bytes(key).hex()
+        self.text, self.until = self._read()
+        self.renew()
+        if self.until <= time.time():
+            raise InputError(
+                f"run folder '{ledger.folder}': this coordinator has no certificate in force; put "
+                f"{KEY_FILE} into '{members.folder}' for one start, then take it away again"
+            )
+
+    def renew(self) -> bool:
+        """Make it anew if it ends soon and the federation key is at hand; whether that was done.
+
+        Raises:
+            InputError: the file of the federation key is damaged, or is another key.
+        """
+        if self.until - time.time() >= RENEW_S:
+            return False
+        federation_key = self._members.private_key()
+        if federation_key is None:
+            return False
         certificate = CoordinatorCertificate(
-            federation=members.name,
-            run_id=ledger.run.run_id,
-            key=public_bytes(key).hex(),
+            federation=self._members.name,
+            run_id=self._run_id,
+            key=self._key,
             until=int(time.time()) + CERTIFICATE_S,
         )
-        write_whole(path, sign_statement(federation_key, certificate).encode())
-        sync_folder(ledger.folder)
-    elif left <= 0:
-        raise InputError(
-            f"run folder '{ledger.folder}': this coordinator has no certificate in force; put "
-            f"{KEY_FILE} into '{members.folder}' for one start, then take it away again"
-        )
-    return path.read_text(encoding="ascii")
+        text = sign_statement(federation_key, certificate)
+        write_whole(self._folder / PATH, text.encode())
+        sync_folder(self._folder)
+        self.text, self.until = text, certificate.until
+        return True
 
-
-def _seconds_left(path: Path, members: Members, run_id: str, key: Ed25519PrivateKey) -> float:
-    if not path.exists():
-        return 0.0
-    try:
-        certificate = read_statement(
-            path.read_text(encoding="utf-8"),
-            CoordinatorCertificate,
-            [members.federation_key],
-            federation=members.name,
-        )
-    except (RefusedError, UnicodeDecodeError):
-        return 0.0
-    if (certificate.run_id, certificate.key) != (run_id, public_bytes(key).hex()):
-        return 0.0
-    return certificate.until - time.time()
+    def _read(self) -> tuple[str, int]:
+        """The one of an earlier process; an empty text that is over: none that holds."""
+        path, members = self._folder / PATH, self._members
+        try:
+            text = path.read_text(encoding="utf-8")
+            found = read_statement(
+                text, CoordinatorCertificate, [members.federation_key], federation=members.name
+            )
+        except (FileNotFoundError, RefusedError, UnicodeDecodeError):
+            return "", 0
+        own = (found.run_id, found.key) == (self._run_id, self._key)
+        return (text, found.until) if own else ("", 0)

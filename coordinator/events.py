@@ -73,6 +73,21 @@ class LeaseLost(Report, frozen=True, kw_only=True, tag="lease_lost"):
     by_epoch: int
 
 
+class EndsSoon(Report, frozen=True, kw_only=True, tag="ends_soon"):
+    """Something ends by the calendar within thirty days, or is ``over``: certificate or grant."""
+
+    what: str
+    until_s: float
+    over: bool
+    remedy: str
+
+
+class CertificateRenewed(Report, frozen=True, kw_only=True, tag="certificate_renewed"):
+    """The coordinator's certificate was made anew, with the federation key."""
+
+    until_s: float
+
+
 class Withheld(Report, frozen=True, kw_only=True, tag="withheld"):
     """So many events of one ``kind`` were not reported in the last ``seconds``."""
 
@@ -333,6 +348,7 @@ _TROUBLE = (
     BrokerDisconnected,
     AnotherCoordinator,
     LeaseLost,
+    EndsSoon,
     Withheld,
     DeviceRefused,
     RoundExtended,

@@ -21,6 +21,7 @@ from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.event_log import EventLog
 from protofleet.coordinator.events import Sink
+from protofleet.coordinator.expiry import Expiry
 from protofleet.coordinator.lease import Claim, Lease, kept
 from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
@@ -175,13 +176,14 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
             codec=part.file.codec.text,
             switched_off=plan.sends.switched_off,
         )
-        members = None
+        members = expiry = None
         protection = Plain()
         if config.keys is None:
             config.broker.check_keyless()
         else:
             members = stack.enter_context(Members(config.keys, config.federation))
-            credentials = open_credentials(members, ledger, plan.bundle.digest)
+            credentials, certificate = open_credentials(members, ledger, plan.bundle.digest)
+            expiry = Expiry(config, certificate, sink)
             protection = CoordinatorProtection(credentials)
             stack.enter_context(answering(config.keys, config.federation, config.broker))
         largest = _LARGEST_REPORT if part.is_root else server.expected.max_bytes
@@ -202,6 +204,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
             results=results,
             sink=sink,
             members=members,
+            expiry=expiry,
             lease=lease,
         )
 

@@ -16,6 +16,7 @@ from typing import assert_never
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.attendance import Attendance
+from protofleet.coordinator.expiry import Expiry
 from protofleet.coordinator.intake import Intake
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger import Ledger
@@ -67,6 +68,7 @@ class Service:
         results: what is written after each round.
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
+        expiry: of a federation with keys; what ends by the calendar is renewed and told.
         lease: without which another coordinator may serve the same federation.
         make_rounds: makes the rounds; takes what ``Rounds`` takes.
 
@@ -83,6 +85,7 @@ class Service:
         results: Results,
         sink: events.Sink,
         members: Members | None = None,
+        expiry: Expiry | None = None,
         lease: Lease | None = None,
         make_rounds: Callable[..., Rounds] = Rounds,
     ) -> None:
@@ -90,7 +93,7 @@ class Service:
         self._ledger, self._endpoint = ledger, endpoint
         self._results, self._sink = results, sink
         self._revocations = None if members is None else Revocations(members)
-        self._lease = lease
+        self._lease, self._expiry = lease, expiry
         self._ended = False
         self._intake = Intake()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
@@ -243,6 +246,8 @@ class Service:
         if self._operation.news():
             self._obey()
         if self._operation.report(self._rounds.state):
+            self._rounds.announce()
+        if self._expiry is not None and self._expiry.watch(now):
             self._rounds.announce()
         if self._announcer.idle:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import msgspec
 
 from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
 from protofleet.coordinator.device_rows import DeviceRows
+from protofleet.coordinator.expiry import Ending, endings
 from protofleet.coordinator.operation import operation_of
 from protofleet.coordinator.run_rows import FORMAT
 from protofleet.errors import InputError
@@ -62,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         late: devices whose update of an earlier round's task may still come and count.
         refused: devices that presented themselves and cannot take part, sorted by id.
         held: devices that may not take part now, sorted by id; as of the coordinator's last second.
+        ending: what ends by the calendar within thirty days, or is over, the earliest first.
         cells: of a root, those whose folder is on this machine, by number.
     """
 
@@ -82,6 +85,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     held: tuple[Hold, ...] = ()
+    ending: tuple[Ending, ...] = ()
     cells: tuple[Status, ...] = ()
 
 
@@ -237,6 +241,7 @@ def read_status(config: FederationConfig) -> Status:
         ),
         refused=found.refused,
         held=found.held,
+        ending=endings(config, time.time()),
         cells=_cells(config),
     )
 

@@ -8,6 +8,8 @@ one has another folder, so that one rename decides which of the two counts.
 
 from __future__ import annotations
 
+import logging
+import time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,13 +19,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofleet.bundle import keys
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProvisionError, RefusedError
+from protofleet.units import clock_text
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement
 from protofleet.wire.protection import DeviceCredentials
 
 FOLDER = "enrolment"
+AHEAD_S = 30 * 86_400
+"""How long before its end a device tells of its grant's."""
+REMEDY = "ask for a new invitation, and: protofleet device enroll INVITATION"
 _KEY, _ENROLMENT, _MEMORY = "device.pem", "enrolment.json", "memory.json"
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 _KeyText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -116,7 +123,14 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     if enrolment is None:
         return None
     own = folder / enrolment.files
-    key = check_enrolment(folder, enrolment)
+    key, grant = check_enrolment(folder, enrolment)
+    if grant.until - time.time() < AHEAD_S:
+        _log.warning(
+            "this device's grant in federation %s ends at %s; %s",
+            enrolment.federation,
+            clock_text(grant.until),
+            REMEDY,
+        )
     memory = _read(own / _MEMORY, _Memory) or _Memory(
         start=0, announced=0, federation_key=enrolment.federation_key
     )
@@ -143,20 +157,23 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     )
 
 
-def check_enrolment(folder: Path, enrolment: Enrolment) -> Ed25519PrivateKey:
-    """The device's key, if the grant is for it and holds; raises as ``open_credentials``."""
+def check_enrolment(folder: Path, enrolment: Enrolment) -> tuple[Ed25519PrivateKey, DeviceGrant]:
+    """The device's key and its grant, if that is for it and holds.
+
+    Raises:
+        InputError, ProvisionError: as ``open_credentials``.
+    """
     key = keys.load_signing_key(folder / enrolment.files / _KEY)
-    remedy = "ask for a new invitation, and: protofleet device enroll INVITATION"
     signer = bytes.fromhex(enrolment.federation_key)
     try:
         grant = read_statement(
             enrolment.grant, DeviceGrant, [signer], federation=enrolment.federation
         )
     except RefusedError as error:
-        raise ProvisionError(f"{folder}: {error}; {remedy}") from error
+        raise ProvisionError(f"{folder}: {error}; {REMEDY}") from error
     if (grant.device_id, grant.key) != (enrolment.device_id, public_bytes(key).hex()):
-        raise ProvisionError(f"{folder}: the grant is for another key than {_KEY}; {remedy}")
-    return key
+        raise ProvisionError(f"{folder}: the grant is for another key than {_KEY}; {REMEDY}")
+    return key, grant
 
 
 def _to_path(kind: type, value: object) -> Path:

@@ -25,6 +25,10 @@ SIGNATURE_BYTES = 64
 _PURPOSE = "protofleet/2 "
 _TEXT = re.compile(r"[A-Za-z0-9_-]{88,4096}")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_RENEWAL = {
+    "coordinator statement": "its coordinator makes it anew once federation.pem is beside it",
+    "device statement": "a new invitation gives a new one",
+}
 _KINDS = {"withdrawn": "digest", "restored": "digest"}
 
 
@@ -104,21 +108,21 @@ def read_statement(text: str, kind: type[S], signers: Iterable[bytes], *, federa
             another signer, a key that is none, or one whose time is over.
     """
     name = _purpose(kind)
-    if not _TEXT.fullmatch(text):
-        raise RefusedError("statement", f"{name}: expected base64url text, got {text[:40]!r}")
-    try:
-        signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except binascii.Error as error:
-        raise RefusedError("statement", f"{name}: {error}") from error
-    signature, body = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
+    signature, body = _unpack(text, name)
     if not any(verify(public, signature, name, body) for public in signers):
         raise RefusedError("statement", f"{name}: not signed by this federation's key")
-    try:
-        statement = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedError("statement", f"{name}: {error}") from error
+    statement = _decode(body, kind)
     _check(statement, name, federation)
     return statement
+
+
+def end_of(text: str, kind: type[CoordinatorCertificate | DeviceGrant]) -> int:
+    """When a statement ends, seconds since 1970, believed as it stands: for what lies in own files.
+
+    Raises:
+        RefusedError: rule ``statement``: no text of a statement of this kind.
+    """
+    return _decode(_unpack(text, _purpose(kind))[1], kind).until
 
 
 def sign_offer(
@@ -152,6 +156,24 @@ def _offer_bytes(offer: TransferOffer, federation: str, device_id: str) -> bytes
     return "\n".join(fields).encode()
 
 
+def _unpack(text: str, name: str) -> tuple[bytes, bytes]:
+    """Signature and JSON."""
+    if not _TEXT.fullmatch(text):
+        raise RefusedError("statement", f"{name}: expected base64url text, got {text[:40]!r}")
+    try:
+        signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise RefusedError("statement", f"{name}: {error}") from error
+    return signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
+
+
+def _decode(body: bytes, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError("statement", f"{_purpose(kind)}: {error}") from error
+
+
 def _check(statement: Statement, name: str, federation: str) -> None:
     if statement.federation != federation:
         raise RefusedError(
@@ -166,8 +188,15 @@ def _check(statement: Statement, name: str, federation: str) -> None:
             )
     until = getattr(statement, "until", None)
     if until is not None and until <= time.time():
-        over = time.strftime("%Y-%m-%d", time.gmtime(max(0, min(until, 2**35))))
-        raise RefusedError("statement", f"{name}: valid until {over}, which is over")
+        over, today = (
+            time.strftime("%Y-%m-%d", time.gmtime(max(0, min(at, 2**35))))
+            for at in (until, time.time())
+        )
+        raise RefusedError(
+            "statement",
+            f"{name}: valid until {over}, which is over: {_RENEWAL.get(name, 'it is made anew')}, "
+            f"unless this clock, which says {today}, is ahead",
+        )
 
 
 def _purpose(kind: type[Statement]) -> str:

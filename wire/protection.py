@@ -251,7 +251,7 @@ class CoordinatorCredentials:
         federation, run_id, bundle: what it runs.
         federation_key: raw public key in force.
         key: its own.
-        certificate: the federation key's statement about it.
+        certificate: the federation key's statement about it, as it is now.
         rotations: statements by which earlier federation keys handed over, oldest first.
         grant: the checked grant in a text.  Raises RefusedError for one that is not, or no longer,
             good.
@@ -264,7 +264,7 @@ class CoordinatorCredentials:
     bundle: str
     federation_key: bytes
     key: Ed25519PrivateKey
-    certificate: str
+    certificate: Callable[[], str]
     rotations: tuple[str, ...]
     grant: Callable[[str], DeviceGrant]
     announced: int
@@ -304,7 +304,7 @@ class CoordinatorProtection(_Keyed):
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
         """An announcement or a lease signed, anything else sealed for the device."""
         if isinstance(message, LeaseRecord):
-            certified = replace(message, certificate=self._own.certificate)
+            certified = replace(message, certificate=self._own.certificate())
             return _signed(self._own.key, certified, topic)
         if not isinstance(message, Announcement):
             return super().write(message, topic, device_id)
@@ -313,7 +313,7 @@ class CoordinatorProtection(_Keyed):
             self._noted = self._announced + _AHEAD
             self._own.note(self._noted)
         handshake = CoordinatorHandshake(
-            certificate=self._own.certificate,
+            certificate=self._own.certificate(),
             nonce=self._handshake.nonce.hex(),
             share=self._handshake.share.hex(),
             sequence=self._announced,

@@ -206,10 +206,22 @@ def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
         with open_broker(options) as running:
             click.echo(f"broker: {running.url} ({running.name}); Ctrl-C stops it")
             click.echo(_addresses(running, options))
+            for line in [] if found is None else _ending(found.path):
+                click.echo(line)
             for line in _said(running):
                 click.echo(f"{time.strftime('%H:%M:%S')} {line}")
             last = running.log.read_text(errors="replace").strip().splitlines()[-1:]
         raise UnavailableError(f"broker: ended by itself: {''.join(last)}")
+
+
+def _ending(folder: Path) -> Iterator[str]:
+    """Certificates that end within thirty days, or have ended."""
+    from protofleet.coordinator.expiry import AHEAD_S, broker_endings
+
+    now_s = time.time()
+    for one in broker_endings(folder):
+        if one.until_s < now_s + AHEAD_S:
+            yield f"{one.text(now_s)}: {one.remedy}"
 
 
 def _addresses(running: RunningBroker, options: Any) -> str:

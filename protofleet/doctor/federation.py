@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+from protofleet.coordinator.expiry import endings
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.status import read_identity
@@ -47,6 +49,10 @@ def _keys(subject: FederationSubject) -> Iterator[Observation]:
     with Members(config.keys, config.federation) as members:
         has_key = members.private_key() is not None
         count = len(members.members())
+    now_s = time.time()
+    for one in endings(config, now_s):
+        level = problem if one.until_s <= now_s else warning
+        yield level(one.text(now_s), one.remedy)
     where = "here" if has_key else "kept elsewhere, as it may be"
     yield ok(f"{count} members in '{config.keys}'; the federation key is {where}")
 

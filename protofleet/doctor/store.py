@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from protofleet.bundle import Bundle
 from protofleet.doctor.machine import behind
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.subjects import StoreSubject
-from protofleet.edge.credentials import FOLDER, check_enrolment, load_enrolment
+from protofleet.edge.credentials import AHEAD_S, FOLDER, REMEDY, check_enrolment, load_enrolment
 from protofleet.edge.journal import Journal, bundle_path, read_blob, read_journal
 from protofleet.edge.store import lock_store
 from protofleet.edge.stores import summarise
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.printable import shell_word
 from protofleet.private_files import check_private_folder
+from protofleet.units import clock_text
 
 
 def _journal(subject: StoreSubject) -> Iterator[Observation]:
@@ -75,7 +77,9 @@ def _enrolment(subject: StoreSubject) -> Iterator[Observation]:
     if enrolment is None:
         yield ok("none: this device talks without keys of its own")
         return
-    check_enrolment(folder, enrolment)
+    _, grant = check_enrolment(folder, enrolment)
+    if grant.until - time.time() < AHEAD_S:
+        yield warning(f"its grant ends at {clock_text(grant.until)}", REMEDY)
     yield ok(f"as '{enrolment.device_id}' of federation '{enrolment.federation}'")
 
 

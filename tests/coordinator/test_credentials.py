@@ -26,14 +26,14 @@ def ledger(tmp_path):
 
 
 def test_a_run_is_certified_once_and_goes_on_without_the_federation_key(members, ledger):
-    first = open_credentials(members, ledger, _BUNDLE)
+    first, _ = open_credentials(members, ledger, _BUNDLE)
     certificate = read_statement(
-        first.certificate, CoordinatorCertificate, [members.federation_key], federation="home"
+        first.certificate(), CoordinatorCertificate, [members.federation_key], federation="home"
     )
     assert certificate.run_id == ledger.run.run_id == first.run_id
     (members.folder / KEY_FILE).rename(members.folder / "elsewhere")
-    again = open_credentials(members, ledger, _BUNDLE)
-    assert again.certificate == first.certificate
+    again, _ = open_credentials(members, ledger, _BUNDLE)
+    assert again.certificate() == first.certificate()
 
 
 def test_without_federation_key_and_certificate_the_remedy_is_named(members, ledger):
@@ -43,21 +43,21 @@ def test_without_federation_key_and_certificate_the_remedy_is_named(members, led
 
 
 def test_a_certificate_is_renewed_before_it_ends(members, ledger, monkeypatch):
-    first = open_credentials(members, ledger, _BUNDLE)
+    first, _ = open_credentials(members, ledger, _BUNDLE)
     later = time.time() + CERTIFICATE_S - 86_400
     monkeypatch.setattr(time, "time", lambda: later)
-    assert open_credentials(members, ledger, _BUNDLE).certificate != first.certificate
+    assert open_credentials(members, ledger, _BUNDLE)[0].certificate() != first.certificate()
 
 
 def test_a_copied_certificate_is_no_other_runs(members, ledger, tmp_path):
-    first = open_credentials(members, ledger, _BUNDLE)
+    first, _ = open_credentials(members, ledger, _BUNDLE)
     with Ledger(tmp_path / "other", {"federation": "home"}) as other:
-        (other.folder / "certificate").write_text(first.certificate)
-        assert open_credentials(members, other, _BUNDLE).certificate != first.certificate
+        (other.folder / "certificate").write_text(first.certificate())
+        assert open_credentials(members, other, _BUNDLE)[0].certificate() != first.certificate()
 
 
 def test_the_sequence_of_announcements_is_kept(members, ledger):
-    credentials = open_credentials(members, ledger, _BUNDLE)
+    credentials, _ = open_credentials(members, ledger, _BUNDLE)
     assert credentials.announced == 0
     credentials.note(17)
-    assert open_credentials(members, ledger, _BUNDLE).announced == 17
+    assert open_credentials(members, ledger, _BUNDLE)[0].announced == 17

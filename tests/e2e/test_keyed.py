@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 import pytest
 from keyed_federation import DATA, keyed_config, outcome, part
 from threaded import CrashError, Federation
 
 from protofleet.benchmarks._keys import enrol_here
-from protofleet.coordinator import events
+from protofleet.coordinator import events, expiry
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings
@@ -110,6 +112,25 @@ def test_a_revoked_device_leaves_at_once_and_does_not_come_back(config):
         federation.start("berta")
         federation.wait_for(lambda report: getattr(report, "rule", "") == "revoked")
         assert getattr(federation.reports[-1], "live", 1) == 1
+
+
+def test_a_federation_outlives_its_coordinators_certificate(config, monkeypatch):
+    """All clocks are a year on, the key elsewhere: told; put back, it is renewed without a start.
+
+    A device that comes after that believes the announcement, and the round ends.
+    """
+    monkeypatch.setattr(expiry, "LOOK_S", 0.1)
+    path, real, data = config.keys / KEY_FILE, time.time, {"anna": DATA["anna"]}
+    with Federation(msgspec.structs.replace(config, rounds=1), data) as federation:
+        federation.wait_for(lambda report: getattr(report, "live", 0) == 1)
+        path.rename(path.with_suffix(".away"))
+        monkeypatch.setattr(time, "time", lambda: real() + 370 * 86_400)
+        federation.wait_for(lambda report: isinstance(report, events.EndsSoon) and report.over)
+        path.with_suffix(".away").rename(path)
+        federation.wait_for(lambda report: isinstance(report, events.CertificateRenewed))
+        data["berta"] = DATA["berta"]
+        federation.start("berta")
+        assert [row["participants"] for row in federation.finish()["rounds"]] == [2]
 
 
 def test_a_device_of_another_federation_key_is_not_let_in(config, tmp_path):

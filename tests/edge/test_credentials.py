@@ -75,6 +75,16 @@ def test_a_grant_that_is_not_for_this_key_name_and_time_is_an_error(folder, chan
         open_credentials(folder)
 
 
+def test_a_grant_that_ends_soon_is_told_of_at_the_start(folder, caplog):
+    save_enrolment(folder, _enrolment(folder, until=int(time.time()) + 40 * 86_400))
+    open_credentials(folder)
+    assert not caplog.text
+    save_enrolment(folder, _enrolment(folder))
+    open_credentials(folder)
+    assert "grant in federation home ends at" in caplog.text
+    assert "device enroll INVITATION" in caplog.text
+
+
 def test_damaged_files_are_named(folder):
     save_enrolment(folder, _enrolment(folder))
     path = folder / "enrolment.json"

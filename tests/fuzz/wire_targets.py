@@ -151,7 +151,7 @@ def _coordinator() -> CoordinatorProtection:
             bundle="cd" * 32,
             federation_key=public_bytes(_FEDERATION),
             key=_COORDINATOR,
-            certificate=sign_statement(_FEDERATION, certificate),
+            certificate=lambda: sign_statement(_FEDERATION, certificate),
             rotations=(sign_statement(_DEVICE, rotation),),
             grant=_grant,
             announced=0,

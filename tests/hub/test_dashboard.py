@@ -100,6 +100,16 @@ def test_the_token_makes_a_session_that_scripts_and_other_sites_cannot_use(clien
     assert "Sign out" in client.get("/dashboard/home/now").text
 
 
+def test_a_session_ends_by_the_clock(client, access, monkeypatch):
+    headers = {"Origin": _ORIGIN}
+    client.post("/dashboard/sign-in", data={"token": access.token}, headers=headers)
+    real = time.monotonic
+    monkeypatch.setattr("time.monotonic", lambda: real() + 11.9 * 3600)
+    assert "Sign out" in client.get("/dashboard/home/now").text
+    monkeypatch.setattr("time.monotonic", lambda: real() + 12.1 * 3600)
+    assert "Sign out" not in client.get("/dashboard/home/now").text
+
+
 def test_metrics_of_the_run_are_those_of_its_pages(run):
     watch = Watch([WatchedRun("home", run.config.run_dir)])
     access = Access(run.config.run_dir.parent / "operator-token", to_look=False)

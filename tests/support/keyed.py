@@ -57,7 +57,7 @@ class Keyed:
             bundle=BUNDLE,
             federation_key=public_bytes(self.key),
             key=key,
-            certificate=sign_statement(self.key, certificate),
+            certificate=lambda: sign_statement(self.key, certificate),
             rotations=(),
             grant=self.grant,
             announced=self.announced,

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from protofleet.broker.certificates import valid_until
+from protofleet.coordinator.expiry import endings
 from protofleet.errors import ProtofleetError
-from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import LoggedEvent, RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
-from protofleet.printable import shell_word
-from protofleet.units import byte_text, clock_text, duration_text
+from protofleet.units import byte_text, clock_text
 
 _SHOWN = 20
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
-_EXPIRES_S = 30 * _DAY_S
 _DISK_SHARE, _DISK_BYTES = 0.05, 1e9
 _RISE = 1.1
 """Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
@@ -179,43 +176,18 @@ def _of_losses(run: RunSnapshot) -> Iterator[Alert]:
 
 
 def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
-    config = watched.config
-    if config is None:
+    if watched.config is None:
         return
-    places = [] if config.keys is None else [config.keys, config.keys / "broker"]
-    for path in (place / name for place in places for name in ("ca.pem", "server.pem")):
-        try:
-            until = valid_until(path.read_bytes()).timestamp()
-        except (OSError, ValueError):
-            continue
-        if until < now_s + _EXPIRES_S:
-            yield Alert(
-                level="problem" if until < now_s + _DAY_S else "warning",
-                what=f"certificate {path.name} of the broker {_ends(until, now_s)}",
-                remedy=f"protofleet broker init --renew {shell_word(path.parent)}, and reload "
-                "the broker",
-            )
     try:
-        ending = [
-            one
-            for one in read_standings(watched)
-            if one.state == "enrolled" and one.until_s < now_s + _EXPIRES_S
-        ]
+        found = endings(watched.config, now_s)
     except ProtofleetError as error:
         yield Alert(level="problem", what=str(error), remedy="restore the federation's folder")
         return
-    if ending:
+    for one in found:
         yield Alert(
-            level="warning",
-            what=f"{len(ending)} grants end soon, the first {_ends(ending[0].until_s, now_s)}",
-            remedy="give new keys: protofleet device rotate NAME",
-            devices=tuple(one.device_id for one in ending[:_SHOWN]),
-            more=max(0, len(ending) - _SHOWN),
+            level="problem" if one.until_s < now_s + _DAY_S else "warning",
+            what=one.text(now_s),
+            remedy=one.remedy,
+            devices=one.devices[:_SHOWN],
+            more=max(0, len(one.devices) - _SHOWN),
         )
-
-
-def _ends(until_s: float, now_s: float) -> str:
-    if until_s < now_s:
-        return f"has ended at {clock_text(until_s)}"
-    days = int((until_s - now_s) // _DAY_S)
-    return f"ends in {days} days" if days > 1 else f"ends in {duration_text(until_s - now_s)}"
