@@ -225,10 +225,37 @@ class BrokerAccess(
         placed = {name: (folder / path).absolute() for name, path in files.items() if path}
         return msgspec.structs.replace(self, **placed)
 
+    def with_user(self, user: str) -> BrokerAccess:
+        """The same with another user's name, in place of the URL's too."""
+        return msgspec.structs.replace(self, url=_without_credentials(self.url), user=user)
+
     def without_account(self) -> BrokerAccess:
         """The same place and certificates, as nobody."""
         url = _without_credentials(self.url)
         return msgspec.structs.replace(self, url=url, user=None, password_file=None)
+
+    def moved(self, url: str) -> BrokerAccess:
+        """Another broker, with the account and the certificates of this one.
+
+        A user in ``url`` is another account, without this one's password unless it is the same
+        user; without TLS there are no certificates.
+        """
+        there, here = BrokerAddress.parse(url), BrokerAddress.parse(self.url)
+        user = here.user if self.user is None else self.user
+        credentials, _, _ = urlsplit(self.url).netloc.rpartition("@")
+        if there.user is None and here.user is not None:
+            parts = urlsplit(url)
+            url = urlunsplit(parts._replace(netloc=f"{credentials}@{parts.netloc}"))
+        same_account = there.user in (None, user)
+        secured = {name: getattr(self, name) if there.tls else None for name in _FILES[:3]}
+        keeps_password = same_account and there.password is None
+        return msgspec.structs.replace(
+            self,
+            url=url,
+            user=self.user if there.user is None else None,
+            password_file=self.password_file if keeps_password else None,
+            **secured,
+        )
 
     def at(self, url: str) -> BrokerAccess:
         """The same by another URL, such as a proxy's."""

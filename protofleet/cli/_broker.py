@@ -59,7 +59,7 @@ class GivenBroker:
     beside: dict[str, Any]
 
     def over(self, access: BrokerAccess) -> BrokerAccess:
-        """The file's access with what the command line says.
+        """The file's access, in which each option replaces what it names and nothing else.
 
         Raises:
             InputError: parts that do not go together, a password in the command line, or a broker
@@ -67,13 +67,30 @@ class GivenBroker:
         """
         import msgspec
 
-        from protofleet.wire.broker_access import BrokerAccess
-
         if self.url is not None:
-            access = BrokerAccess(url=_without_password(self.url))
+            access = access.moved(_without_password(self.url))
+        if "password_file" in self.beside:
+            access, _ = access.split_password()
+        if "user" in self.beside:
+            access = access.with_user(self.beside["user"])
         given = msgspec.structs.replace(access, **self.beside).under(Path.cwd())
         given.check_protected()
         return given
+
+    def in_store(self, store: Path) -> BrokerAccess | None:
+        """For a device with this store: over what it was given when it enrolled, if it was.
+
+        Raises:
+            UsageError, InputError: as ``access`` and ``over``.
+            ProvisionError: the enrolment is damaged.
+        """
+        from protofleet.edge.credentials import FOLDER, load_enrolment
+
+        enrolment = load_enrolment(store / FOLDER)
+        if enrolment is None:
+            return self.access()
+        given = self.url is not None or self.beside
+        return self.over(enrolment.access(store / FOLDER)) if given else None
 
     def access(self) -> BrokerAccess | None:
         """The broker that the command line alone names; None if it names none.
@@ -103,10 +120,14 @@ def broker_options(url_help: str, *, required: bool = False) -> Callable[[_Comma
     return _gathered(url, GivenBroker.access)
 
 
-def broker_overrides(command: _Command) -> _Command:
-    """Gives a command that reads a file the parameter ``broker``: ``GivenBroker``."""
-    url = click.option("--broker", metavar="URL", help="In place of that in FILE.")
-    return _gathered(url, lambda given: given)(command)
+def broker_overrides(url_help: str = "In place of that in FILE.") -> Callable[[_Command], _Command]:
+    """Gives a command that has a broker elsewhere the parameter ``broker``: ``GivenBroker``.
+
+    Args:
+        url_help: help of ``--broker``.
+    """
+    url = click.option("--broker", metavar="URL", help=url_help)
+    return _gathered(url, lambda given: given)
 
 
 def _gathered(

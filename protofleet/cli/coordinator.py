@@ -50,7 +50,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 @coordinator.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
-@broker_overrides
+@broker_overrides()
 @trust_option
 @_CELL
 @click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protofleet.cli._broker import broker_options
+from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._policy import policy, policy_options
 from protofleet.cli._process import start_process
 from protofleet.cli._store import program_options
@@ -28,7 +28,6 @@ from protofleet.cli.stores import reset, stores
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
     from protofleet.edge.current_round import Report
-    from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
 
@@ -90,7 +89,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @device.command()
-@broker_options(
+@broker_overrides(
     "mqtts://[user@]host[:port], or mqtt://… on this machine; an enrolled device knows it."
 )
 @click.option("--federation", help="Its name; an enrolled device knows it.")
@@ -135,7 +134,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 @_data_options
 def join(
     *,
-    broker: BrokerAccess | None,
+    broker: GivenBroker,
     federation: str | None,
     cells: int | None,
     pooled: Path | None,
@@ -165,11 +164,12 @@ def join(
     trusted = trusted_keys(source["trust_files"])
     if cells is not None:
         federation = _cell(federation, device_id, cells)
+    store = store or (default_store(federation, device_id) if federation else only_store())
     options = JoinOptions(
-        broker=broker,
+        broker=broker.in_store(store),
         federation=federation,
         bundle=source["bundle"],
-        store=store or (default_store(federation, device_id) if federation else only_store()),
+        store=store,
         device_id=device_id,
         threads=threads,
         backend=source["backend"],

@@ -30,7 +30,7 @@ def fleet() -> None:
 
 @fleet.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@broker_overrides
+@broker_overrides()
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line.")
 def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_json: bool) -> None:

@@ -64,7 +64,7 @@ _PLACE = click.Path(path_type=Path)
     "--qr/--no-qr", default=None, help="Its address as a QR code; default: on a terminal."
 )
 @trust_option
-@broker_overrides
+@broker_overrides()
 def hub(
     places: tuple[Path, ...],
     *,

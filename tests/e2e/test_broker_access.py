@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import click
+import msgspec
 import pytest
 from brokers import mosquitto
 from certificates import Authority
 from click.testing import CliRunner
 from tiny_bundle import tiny_bundle, tiny_data
 
+from protofleet.cli._broker import GivenBroker
 from protofleet.cli.demo import demo
 from protofleet.cli.experiment import experiment
 from protofleet.datasets import DeviceData
@@ -214,3 +218,40 @@ def test_options_of_a_command_go_over_its_file(federation, secured):
     refused = federation._start(run, "refused")
     assert refused.finish() == 1
     assert "mqtt://h: mqtt:// to another machine" in refused.log
+
+
+_ENROLLED = BrokerAccess(
+    url="mqtts://anna@one", password_file=Path("/s/password"), ca_file=Path("/s/ca.pem")
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (GivenBroker("mqtts://two:8884", {}), {"url": "mqtts://anna@two:8884"}),
+        (GivenBroker("mqtts://anna@two", {}), {"url": "mqtts://anna@two"}),
+        (GivenBroker("mqtts://bob@two", {}), {"url": "mqtts://bob@two", "password_file": None}),
+        (GivenBroker("mqtt://127.0.0.1", {}), {"url": "mqtt://anna@127.0.0.1", "ca_file": None}),
+        (GivenBroker(None, {"ca_file": Path("/n/ca.pem")}), {"ca_file": Path("/n/ca.pem")}),
+        (GivenBroker(None, {"password_file": Path("/n/p")}), {"password_file": Path("/n/p")}),
+        (GivenBroker(None, {"user": "bob"}), {"url": "mqtts://one", "user": "bob"}),
+    ],
+)
+def test_an_option_replaces_what_it_names_and_nothing_else(given, expected):
+    assert given.over(_ENROLLED) == msgspec.structs.replace(_ENROLLED, **expected)
+
+
+def test_a_password_in_a_url_goes_along_to_another_url_and_ends_with_a_file_in_its_place():
+    access = BrokerAccess(url="mqtt://anna:secret@127.0.0.1")
+    assert access.moved("mqtt://127.0.0.2").url == "mqtt://anna:secret@127.0.0.2"
+    assert access.moved("mqtt://bob@127.0.0.2").url == "mqtt://bob@127.0.0.2"
+    found = GivenBroker(None, {"password_file": Path("/n/p")}).over(access)
+    assert (found.url, found.password_file) == ("mqtt://anna@127.0.0.1", Path("/n/p"))
+
+
+def test_a_device_that_is_not_enrolled_takes_its_broker_from_the_command_line(tmp_path):
+    assert GivenBroker(None, {}).in_store(tmp_path) is None
+    given = GivenBroker("mqtt://127.0.0.1", {}).in_store(tmp_path)
+    assert given == BrokerAccess(url="mqtt://127.0.0.1")
+    with pytest.raises(click.UsageError, match="--broker-ca is for --broker"):
+        GivenBroker(None, {"broker_ca": "x", "ca_file": Path("x")}).in_store(tmp_path)

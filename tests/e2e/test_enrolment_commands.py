@@ -10,6 +10,8 @@ import pytest
 from brokers import answers, free_port, wait_until
 
 from protofleet.broker.folder import find_mosquitto
+from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
+from protofleet.cli._broker import GivenBroker
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=12)]
 
@@ -40,6 +42,11 @@ def _run(folder, *arguments, stdin=None):
     return done.stdout
 
 
+def _account(access):
+    address = access.address()
+    return Credential(user=address.user, password=address.password)
+
+
 def test_six_commands_enrol_three_devices(tmp_path):
     if find_mosquitto() is None:
         pytest.skip("needs the Mosquitto broker: apt install mosquitto")
@@ -62,6 +69,9 @@ def test_six_commands_enrol_three_devices(tmp_path):
         assert [line.split()[1:] for line in lines] == [[f"{n}:", "enrolled"] for n in _NAMES]
         assert inviting.wait(20) == 0
         listed = _run(tmp_path, "device", "list", "--json").splitlines()
+        moved = GivenBroker(f"mqtts://localhost:{port}", {}).in_store(tmp_path / "anna")
+        with BrokerProbe(BrokerPlace.find(moved.address(), moved.tls()), _account(moved)) as probe:
+            assert not probe.refused
         found = {row["device_id"]: row["state"] for row in map(json.loads, listed)}
         assert found == dict.fromkeys(_NAMES, "enrolled")
         made = json.loads(_run(tmp_path, "device", "invite", "dora", "--no-wait", "--json"))
