@@ -27,6 +27,7 @@ import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator.control import not_started
+from protofleet.coordinator.database import refuse_code
 from protofleet.coordinator.rollout_rows import BUNDLES
 from protofleet.coordinator.run_rows import FORMAT
 from protofleet.durable import TEMPORARY, sync_folder
@@ -361,6 +362,7 @@ def _ledger_of(folder: Path, archive: Path) -> Iterator[sqlite3.Connection]:
     """Of an extracted archive; RefusedError: it is none, though its hash is right."""
     try:
         with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
+            refuse_code(db)
             yield db
     except sqlite3.DatabaseError as error:
         raise RefusedError("archive", f"'{archive}': its ledger is damaged: {error}") from error

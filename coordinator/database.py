@@ -27,7 +27,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     Commits outlive a power cut. Waits half a minute for another process.
 
     Raises:
-        InputError: the file is no database, is damaged, or breaks its own rules.
+        InputError: the file is no database, is damaged, breaks its own rules, or has triggers.
         sqlite3.OperationalError: the disk is full, the file cannot be written, or is in use.
     """
     make_private_file(path)
@@ -38,6 +38,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(found)
+        refuse_code(db)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         db.executescript(schema)
@@ -48,6 +49,17 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
             raise
         raise InputError(damaged(path, error)) from error
     return db
+
+
+def refuse_code(db: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError if the file holds what acts by itself; ours hold tables alone."""
+    found = db.execute(
+        "SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view')"
+        " OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
+    ).fetchone()
+    if found is not None:
+        kind, name = found
+        raise sqlite3.DatabaseError(f"expected tables alone, got a {kind} '{name[:80]}'")
 
 
 def _check_columns(db: sqlite3.Connection, schema: str) -> None:

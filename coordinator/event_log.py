@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protofleet.coordinator import events
-from protofleet.private_files import PRIVATE_FILE
+from protofleet.private_files import opener
 
 EVENTS, FORMER_EVENTS = "events.jsonl", "events.former.jsonl"
 MAX_BYTES = 8 << 20
@@ -39,7 +39,7 @@ class EventLog:
         self._sink(report)
 
     def _append(self, line: bytes) -> None:
-        file = os.open(self._path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE_FILE)
+        file = opener(str(self._path), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         try:
             size = os.fstat(file).st_size
             os.write(file, line)

@@ -42,7 +42,7 @@ from protofleet.federation.records import (
 )
 from protofleet.federation.replay import Admission
 from protofleet.federation.schedule import RoundPhase, RoundState
-from protofleet.private_files import PRIVATE_FOLDER, make_private_folder
+from protofleet.private_files import PRIVATE_FOLDER, make_private_folder, refuse_links
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
@@ -79,6 +79,7 @@ class Ledger:
         removed = folder / "removed"
         for made in (folder, self.spool, self.states, removed):
             make_private_folder(made, "run folder")
+        refuse_links(folder, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._remover = Remover(removed)

@@ -62,6 +62,7 @@ from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,
     make_private_folder,
+    refuse_links,
 )
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
@@ -112,6 +113,7 @@ class Store:
         """
         try:
             make_private_folder(folder, "device store")
+            refuse_links(folder, "device store")
             owned = lock_store(folder)
         except OSError as error:
             raise UnavailableError(

@@ -22,8 +22,12 @@ _MAX_LINKS = 40  # as many as the kernel follows
 
 
 def opener(path: str, flags: int) -> int:
-    """For ``open(…, opener=opener)``: a file that is made is its user's alone."""
-    return os.open(path, flags, PRIVATE_FILE)
+    """For ``open(…, opener=opener)``: a file that is made is its user's alone; no link is followed.
+
+    Raises:
+        OSError: ``path`` is a link, or cannot be opened.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
 def make_private_file(path: Path) -> None:
@@ -70,6 +74,26 @@ def check_private_folder(folder: Path, what: str) -> None:
             f"{what} '{folder}': expected a folder for its user only (mode 700), got mode "
             f"{stat.S_IMODE(found.st_mode):o}; if you trust what is in it: chmod 700 {quoted}"
         )
+
+
+def refuse_links(folder: Path, what: str) -> None:
+    """Raise InputError if anything in ``folder``, however deep, is a link.
+
+    What is written there or cleared away would be elsewhere.
+
+    Args:
+        folder: exists; may be a link itself, as when it was moved to a larger disk.
+        what: names it in a message.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            if path.is_symlink():
+                raise InputError(
+                    f"{what} '{folder}': '{path.relative_to(folder)}' is a link to "
+                    f"'{path.readlink()}', where files would be written and removed; put what is "
+                    f"meant there itself, or remove the link: rm {shlex.quote(str(path))}"
+                )
 
 
 def check_secret_file(path: Path, what: str) -> None:

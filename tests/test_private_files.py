@@ -11,6 +11,8 @@ from protofleet.private_files import (
     check_private_folder,
     check_secret_file,
     make_private_folder,
+    opener,
+    refuse_links,
     who_else_writes,
 )
 
@@ -109,3 +111,26 @@ def test_links_that_lead_in_circles_end(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "a")
     with pytest.raises(OSError, match="too many links"):
         who_else_writes(tmp_path / "a")
+
+
+def test_a_link_in_a_folder_that_is_written_to_is_refused_however_deep(tmp_path):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    (folder / "payloads").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("mine")
+    refuse_links(folder, "run folder")
+    for name in ("references", "events.jsonl", "payloads/a"):
+        (folder / name).symlink_to(elsewhere)
+        with pytest.raises(InputError, match=rf"run folder '.*': '{name}' is a link .* rm /"):
+            refuse_links(folder, "run folder")
+        (folder / name).unlink()
+    (tmp_path / "moved").symlink_to(folder)
+    refuse_links(tmp_path / "moved", "run folder")
+
+
+def test_no_private_file_is_opened_through_a_link(tmp_path):
+    (tmp_path / "kept").write_text("mine")
+    (tmp_path / "counters.bin").symlink_to(tmp_path / "kept")
+    with pytest.raises(OSError, match="symbolic links"):
+        opener(str(tmp_path / "counters.bin"), os.O_CREAT | os.O_RDWR)
+    assert (tmp_path / "kept").read_text() == "mine"

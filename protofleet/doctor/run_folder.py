@@ -9,12 +9,13 @@ from protofleet.coordinator.status import check_ledger, read_identity
 from protofleet.doctor.machine import behind
 from protofleet.doctor.observations import Check, Observation, ok
 from protofleet.doctor.subjects import RunSubject
-from protofleet.private_files import check_private_folder
+from protofleet.private_files import check_private_folder, refuse_links
 
 
 def examine_ledger(subject: RunSubject) -> Iterator[Observation]:
     """Of a coordinator that may be running."""
     check_private_folder(subject.path, "run folder")
+    refuse_links(subject.path, "run folder")
     check_ledger(subject.path)
     identity = read_identity(subject.path)
     served = "a coordinator serves it" if is_served(subject.path) else "no coordinator serves it"

@@ -15,7 +15,7 @@ from protofleet.edge.store import lock_store
 from protofleet.edge.stores import summarise
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.printable import shell_word
-from protofleet.private_files import check_private_folder
+from protofleet.private_files import check_private_folder, refuse_links
 from protofleet.units import clock_text
 
 
@@ -64,6 +64,7 @@ def _bundles(subject: StoreSubject, journal: Journal) -> Iterator[Observation]:
 
 def _folder(subject: StoreSubject) -> Iterator[Observation]:
     check_private_folder(subject.path, "device store")
+    refuse_links(subject.path, "device store")
     try:
         lock_store(subject.path).close()
         yield ok("its user's alone; no device uses it now")

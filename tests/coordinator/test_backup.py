@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
+import sqlite3
 import stat
 import tarfile
+import tempfile
 import threading
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -247,9 +250,20 @@ def _with_ledger(change):
     return spoil
 
 
+def _triggered(data):
+    """The ledger with a trigger, which would act when the restored run is written to."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "ledger.sqlite")
+        path.write_bytes(data)
+        with closing(sqlite3.connect(path)) as db, db:
+            db.execute("CREATE TRIGGER t AFTER UPDATE ON meta BEGIN DELETE FROM rounds; END")
+        return path.read_bytes()
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        _with_ledger(_triggered),
         _with_ledger(lambda data: b"x" * len(data)),
         _with_ledger(lambda data: data[:8192]),
         _with_ledger(lambda _: b""),
@@ -263,6 +277,7 @@ def _with_ledger(change):
         _changed,
     ],
     ids=[
+        "trigger",
         "no ledger",
         "half a ledger",
         "empty ledger",

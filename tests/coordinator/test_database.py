@@ -56,3 +56,18 @@ def test_a_place_that_cannot_be_written_is_no_damage(tmp_path):
     (tmp_path / "folder.sqlite").mkdir()
     with pytest.raises(OSError, match="folder"):
         open_database(tmp_path / "folder.sqlite", _SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "CREATE TRIGGER t AFTER UPDATE ON things BEGIN DELETE FROM things; END",
+        "CREATE VIEW v AS SELECT * FROM things",
+        "CREATE VIRTUAL TABLE v USING fts5(x)",
+    ],
+)
+def test_what_acts_by_itself_is_refused(path, code):
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(code)
+    with pytest.raises(InputError, match="expected tables alone, got a"):
+        open_database(path, _SCHEMA)

@@ -231,3 +231,15 @@ def test_another_codec_is_another_run(make):
     make(down="int8").close()
     with pytest.raises(InputError, match="holds a run with codec"):
         make(down="int4")
+
+
+@pytest.mark.parametrize("name", ["payloads", "references", "events.jsonl", "spool"])
+def test_a_run_folder_with_a_link_in_it_is_refused_and_nothing_elsewhere_goes(tmp_path, name):
+    elsewhere, run = tmp_path / "elsewhere", tmp_path / "run"
+    for folder in (elsewhere, run):
+        folder.mkdir(mode=0o700)
+    (elsewhere / "mine.safetensors").write_text("kept")
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(InputError, match=f"'{name}' is a link to"):
+        World(tmp_path, CodecSettings())
+    assert (elsewhere / "mine.safetensors").read_text() == "kept"

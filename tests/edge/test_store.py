@@ -45,6 +45,16 @@ def test_another_identity_is_refused(tmp_path):
     Store.open(tmp_path, device_id="anna").close()
 
 
+def test_a_link_in_a_store_is_refused_and_nothing_is_written_through_it(tmp_path):
+    (tmp_path / "mine").write_text("kept")
+    Store.open(tmp_path / "s").close()
+    (tmp_path / "s" / "counters.bin").unlink()
+    (tmp_path / "s" / "counters.bin").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match=r"'counters.bin' is a link to .* rm "):
+        Store.open(tmp_path / "s")
+    assert (tmp_path / "mine").read_text() == "kept"
+
+
 def test_an_identity_that_cannot_be_a_topic_is_refused(tmp_path):
     with pytest.raises(InputError, match="device id"):
         Store.open(tmp_path, device_id="a/b")
