@@ -39,7 +39,13 @@ from protofleet.export.classifier.heads import unfit_head
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
-from protofleet.export.parity import ParityRecord, Runner, check_parity, device_runner
+from protofleet.export.parity import (
+    ParityRecord,
+    Runner,
+    check_parity,
+    device_runner,
+    failures_told,
+)
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
 from protofleet.export.tflite import tflite_runner
 from protofleet.tensors import Layout, TaskName
@@ -133,14 +139,13 @@ def export_bundle(
     files = written.files()
     manifest = _manifest(spec, captured, written, (params, buffers))
     manifest = _with_min_batch(manifest, checks.smallest_batch(model, example))
-    device = {name: device_runner(name, manifest, files, (params, buffers)) for name in captured}
     records = tuple(
         check_parity(
             model,
             program,
             written.onnx.get(name),
             name=name,
-            runners=_litert(written, name) | {"the device runtime": device[name]},
+            runners=_runners(name, program, written, manifest, (params, buffers)),
             tokens=spec.preprocessing.tokens,
         )
         for name, program in captured.items()
@@ -158,8 +163,22 @@ def export_bundle(
     )
 
 
-def _litert(written: WrittenPrograms, name: str) -> dict[str, Runner]:
-    return {} if written.tflite is None else {"LiteRT": tflite_runner(written.tflite, name)}
+def _runners(
+    name: str,
+    program: CapturedProgram,
+    written: WrittenPrograms,
+    manifest: Manifest,
+    initial: tuple[NumpyTensors, NumpyTensors],
+) -> dict[str, Runner]:
+    """How a program runs beside plain ONNX Runtime; what does not load names the model's line."""
+    made: dict[str, Runner] = {}
+    if written.tflite is not None:
+        with failures_told(program, name, "LiteRT"):
+            made["LiteRT"] = tflite_runner(written.tflite, name)
+    device = "the device runtime"
+    with failures_told(program, name, device):
+        made[device] = device_runner(name, manifest, written.files(), initial)
+    return made
 
 
 def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedProgram]:

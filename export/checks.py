@@ -1,6 +1,6 @@
 """What is told of a model before minutes of export or training: what it is, takes and returns.
 
-Everything here runs the model at most three times on two examples and leaves it as it was. A
+Everything here runs the model at most five times on two examples and leaves it as it was. A
 message names the module, the line of the user's own code where there is one, and the remedy.
 """
 
@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import ExportError, InputError
+from protofleet.export.batch_of_one import check_one_example
 from protofleet.export.capture.functions import TensorsOnly
 from protofleet.export.capture.ports import holds_infinity
 from protofleet.export.places import (
@@ -99,6 +100,7 @@ def check_model(
     check_tensors(model)
     output, end = run_example(model, x, expected)
     check_output(model, output, len(x), expected)
+    check_one_example(model, x)
     if expected.scores and end is not None and not allow_probabilities:
         raise InputError(
             f"{end.place}: the model ends with {end.name}, but {expected.loss} takes the scores "

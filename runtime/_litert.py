@@ -132,16 +132,29 @@ def _signature(model: bytes, name: str, where: str, threads: int) -> Any:
     raise ProvisionError(f"program '{where}': the file has the signatures {names} only")
 
 
-def open_interpreter(model: bytes, *, threads: int = 1) -> Any:
+def open_interpreter(model: bytes, *, threads: int = 1, delegates: bool = True) -> Any:
     """LiteRT's interpreter of a TFLite file.
+
+    Args:
+        model: the file.
+        threads: that compute.
+        delegates: leave operators to XNNPACK, which is faster but names none that fails.
 
     Raises:
         ValueError, RuntimeError: LiteRT's own, where the file does not load.
     """
-    from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415 only who runs it pays for it
+    from ai_edge_litert.interpreter import (  # noqa: PLC0415 only who runs it pays for it
+        Interpreter,
+        OpResolverType,
+    )
 
     _say_banner()
-    return Interpreter(model_content=model, num_threads=threads)
+    resolver = (
+        OpResolverType.AUTO if delegates else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    )
+    return Interpreter(
+        model_content=model, num_threads=threads, experimental_op_resolver_type=resolver
+    )
 
 
 @cache

@@ -60,7 +60,6 @@ def forward_table() -> Table:
     table.update(_OWN)
     table.update(decompose_numbers.TABLE)
     table.update(decompose_layers.TABLE)
-    del table[_aten.squeeze.dim]
     return MappingProxyType(table)
 
 
@@ -379,9 +378,24 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def _squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
-    for dim in sorted((d % x.dim() for d in dims), reverse=True):
+    ones = [dim for dim in {d % x.dim() for d in dims if x.dim()} if _is_one(x, dim)]
+    if not ones:
+        same: Tensor = _aten.alias(x)
+        return same
+    for dim in sorted(ones, reverse=True):
         x = _aten.squeeze.dim(x, dim)
     return x
+
+
+def _squeeze_dim(x: Tensor, dim: int) -> Any:
+    """Without the operator where the axis stays: ONNX Runtime takes an axis of one only."""
+    return NotImplemented if x.dim() == 0 or _is_one(x, dim) else _aten.alias(x)
+
+
+def _is_one(x: Tensor, dim: int) -> bool:
+    """Whether an axis is one at any batch size."""
+    size = x.shape[dim]
+    return isinstance(size, int) and size == 1
 
 
 def _repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
@@ -438,6 +452,7 @@ _OWN: Table = {
     _aten.roll.default: _roll,
     _aten.max.dim: _max_over,
     _aten.min.dim: _min_over,
+    _aten.squeeze.dim: _squeeze_dim,
     _aten.squeeze.dims: _squeeze_dims,
     _aten.empty.memory_format: _empty,
     _aten.empty_like.default: _empty_like,

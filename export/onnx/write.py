@@ -36,6 +36,7 @@ from protofleet.export.onnx import alp, recurrent
 from protofleet.export.onnx.registry import shared_registry
 
 OPSET = 18
+_ORIGIN = "pkg.torch.onnx.fx_node"
 _MAX_INITIALISER_BYTES = 65536
 
 
@@ -64,6 +65,23 @@ def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
         _set_shape(value, port)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
+
+
+def nodes_by_name(program: CapturedProgram) -> dict[str, fx.Node]:
+    """Which captured operator each node of the ONNX model is of.
+
+    For messages: the program is translated once more, since the file does not say it.
+    """
+    captured = {node.name: node for node in program.graph.graph.nodes}
+    found = {}
+    for node in _translate(program).graph.node:
+        told = {one.key: one.value for one in node.metadata_props}
+        # A node that took another's place has its name and says nothing of its origin.
+        origin = told.get(_ORIGIN, f"%{node.name.removeprefix('node_')} ")
+        name = origin.removeprefix("%").split(" ", 1)[0]
+        if name in captured:
+            found[node.name] = captured[name]
+    return found
 
 
 def _translate(program: CapturedProgram) -> onnx.ModelProto:

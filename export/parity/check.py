@@ -25,7 +25,7 @@ ones as PyTorch's own. The record says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protofleet.errors import ExportError
+from protofleet.export.batch_of_one import where_one_differs
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.parity.inputs import Arrays
+from protofleet.export.parity.failures import failures_told, told
+from protofleet.export.parity.inputs import Arrays, Runner
 from protofleet.export.parity.reference import Reference, run_in_double
 
 TOLERANCE = 1e-4
+_STOCK = "ONNX Runtime"
 MIN_MARGIN = 2e-5
 LEEWAY = 10
 _SMALL_GRADIENT = 1e-2
@@ -54,9 +57,6 @@ _STEADY_DRAWS = 4
 # What rounding adds up to in a deep network; a unit near its step crosses it in half of the trials.
 _NUDGE = 2e-6
 _NUDGES = 8
-
-Runner = Callable[[Arrays], Mapping[str, NDArray[Any]]]
-"""Runs a program: inputs by port name → outputs by port name."""
 
 Worst = tuple[float, str]
 """The largest error of several tensors, and whose it is."""
@@ -108,7 +108,7 @@ def check_parity(  # noqa: PLR0913 - options by keyword
     name: str,
     runners: Mapping[str, Runner] | None = None,
     tokens: int | None = None,
-    batch_sizes: Sequence[int] = (3, 8),
+    batch_sizes: Sequence[int] = (),
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> ParityRecord:
@@ -121,25 +121,29 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         name: the program's name, for messages.
         runners: further ways to run the program, by name.
         tokens: examples are int64 numbers below this; None: float32.
-        batch_sizes: batches to compare.
+        batch_sizes: batches to compare; none: 3 and 8, and of inference also 1, which PyTorch
+            may compute by other operators than the captured ones.
         tolerance: largest relative difference allowed.
         seed: of parameters near the initial ones, inputs and noise.
 
     Raises:
         ExportError: a tensor differs by more than ``tolerance``, is not finite, or has another
-            shape; the message names it.
+            shape; the message names it. Or a runtime fails; the message names the model's line.
     """
+    all_runners = dict(runners or {})
+    if data is not None:
+        with failures_told(program, name, _STOCK):
+            all_runners = {_STOCK: stock_runner(data)} | all_runners
     case = _Case(
         name=name,
         model=model,
         program=program,
-        runners=({} if data is None else {"ONNX Runtime": stock_runner(data)})
-        | dict(runners or {}),
+        runners={r: told(program, name, r, run) for r, run in all_runners.items()},
         reference=Reference(model, program, tokens=tokens),
         tolerance=tolerance,
         rng=np.random.default_rng(seed),
     )
-    found = [_compare(case, size) for size in batch_sizes]
+    found = [_compared(case, size) for size in batch_sizes or _sizes(program)]
     by_runner = {r: max(errors[r] for errors, _ in found) for r in case.runners}
     worst, noise = max(by_runner.values()), max(noise for _, noise in found)
     return ParityRecord(
@@ -151,6 +155,10 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         by_runner={runner: error for runner, (error, _) in by_runner.items()},
         gradient_noise=noise,
     )
+
+
+def _sizes(program: CapturedProgram) -> Sequence[int]:
+    return (3, 8) if program.objective is not None else (3, 8, 1)
 
 
 def stock_runner(data: bytes) -> Runner:
@@ -165,6 +173,22 @@ def stock_runner(data: bytes) -> Runner:
         return dict(zip(names, session.run(None, feed), strict=True))
 
     return run
+
+
+def _compared(case: _Case, size: int) -> tuple[dict[str, Worst], float]:
+    """As ``_compare``; what is wrong of one example only is told with the model's line."""
+    try:
+        return _compare(case, size)
+    except ExportError as error:
+        place = (
+            where_one_differs(case.model, case.reference.examples(case.rng)) if size == 1 else ""
+        )
+        if not place:
+            raise
+        raise ExportError(
+            f"{place}: one example is computed otherwise than several, but a program computes "
+            f"every batch alike: let nothing depend on how many there are ({error})"
+        ) from error
 
 
 def _compare(case: _Case, size: int) -> tuple[dict[str, Worst], float]:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Port, Program
-from protofleet.export.parity.check import Runner
-from protofleet.export.parity.inputs import Arrays
+from protofleet.export.parity.inputs import Arrays, Runner
 from protofleet.runtime import Kernels, Programs, open_programs
 from protofleet.tensors import Network, TensorMap, Tensors
 

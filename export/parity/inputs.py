@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from protofleet.bundle.manifest import Port
 from protofleet.export.capture import CapturedProgram
 
 Arrays = dict[str, NDArray[Any]]
+
+Runner = Callable[[Arrays], Mapping[str, NDArray[Any]]]
+"""Runs a program: inputs by port name → outputs by port name."""
 
 _SMALLEST_NUMBER = 0.1
 

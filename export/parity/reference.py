@@ -72,6 +72,12 @@ class Reference:
         words = getattr(self._model, "vocabulary", None) if self._tokens is None else self._tokens
         return draw_inputs(self._program, self._initial, size, rng, vocabulary=words)
 
+    def examples(self, rng: np.random.Generator) -> Tensor:
+        """Two examples, (2, …)."""
+        feed = self.draw(2, rng)
+        (name,) = (p.name for p in self._program.inputs if (p.role, p.key) == ("input", "x"))
+        return torch.from_numpy(feed[name])
+
     def __call__(self, feed: Arrays) -> tuple[Arrays, float]:
         """Expected outputs by port name, and the closest decision of an ALP layer."""
         program, batch = self._program, {}

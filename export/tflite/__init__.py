@@ -70,11 +70,19 @@ def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
 def tflite_runner(
     data: bytes, name: str
 ) -> Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]:
-    """Plain LiteRT on one signature: inputs by port name → outputs by port name."""
+    """Plain LiteRT on one signature: inputs by port name → outputs by port name.
+
+    What it cannot run raises LiteRT's own RuntimeError or ValueError, with the operator's number.
+    """
     signature = open_interpreter(data).get_signature_runner(name)
 
     def run(feed: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-        results: Mapping[str, NDArray[Any]] = signature(**feed)
+        try:
+            results: Mapping[str, NDArray[Any]] = signature(**feed)
+        except (RuntimeError, ValueError):
+            # A delegate takes many operators as one and does not say which fails; LiteRT's own do.
+            open_interpreter(data, delegates=False).get_signature_runner(name)(**feed)
+            raise
         return results
 
     return run

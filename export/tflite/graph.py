@@ -120,6 +120,9 @@ class Graph:
         self._operators: list[Any] = []
         self._known: dict[Any, tuple[Value, ...]] = {}
         self._inputs: dict[str, int] = {}
+        self._origins: dict[int, Any] = {}
+        self.origin: Any = None
+        """What the operators that are added now are of."""
 
     def input(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> Value:
         """A new input."""
@@ -194,7 +197,12 @@ class Graph:
                 **_options(operator, options),
             )
         )
+        self._origins[id(self._operators[-1])] = self.origin
         return values
+
+    def origins(self, subgraph: Any) -> list[Any]:
+        """``origin`` of each operator of the finished subgraph, in its order."""
+        return [self._origins[id(operator)] for operator in subgraph.operators]
 
     def finish(self, outputs: Mapping[str, Value]) -> tuple[Any, Any]:
         """The subgraph without what no output needs, and its signature but for the index.

@@ -14,7 +14,7 @@ from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.capture.source import place_of
 from protofleet.export.tflite.basics import Basics, Operand
-from protofleet.export.tflite.graph import BOOL, F32, I64, Graph, Shape, Value
+from protofleet.export.tflite.graph import BOOL, F32, I64, Graph, Shape, SharedTables, Value
 
 Result = Any
 """A value, a tuple of values, or a number that the batch size may decide."""
@@ -113,6 +113,7 @@ class Lowering:
         nodes = self._program.graph.graph.nodes
         for node in nodes:
             if node.op == "call_function":
+                self.graph.origin = node
                 self._values[node] = self._write(node)
         (output,) = self._program.graph.graph.find_nodes(op="output")
         results: dict[str, Value] = {}
@@ -173,6 +174,16 @@ class Lowering:
     def dtype(self, node: fx.Node) -> np.dtype[Any]:
         """The dtype of a node's result."""
         return dtype_of(node.meta["val"].dtype)
+
+
+def nodes_in_order(program: CapturedProgram, name: str) -> list[fx.Node | None]:
+    """Which captured operator each operator of the TFLite subgraph is of; None: of none.
+
+    For messages: the program is written once more, since the file does not say it.
+    """
+    graph = Graph(SharedTables(), name)
+    subgraph, _ = graph.finish(Lowering(program, graph).run())
+    return graph.origins(subgraph)
 
 
 def args_of(node: fx.Node) -> tuple[Any, ...]:

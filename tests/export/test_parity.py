@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import flatbuffers
 import numpy as np
+import onnx
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 from torch import Tensor, nn
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, capture
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
-from protofleet.export.parity import check, check_parity
+from protofleet.export.parity import check, check_parity, failures_told
 from protofleet.export.parity.inputs import draw_inputs
+from protofleet.export.tflite import tflite_runner, to_tflite
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron, batch
 
@@ -144,3 +148,71 @@ def test_a_difference_where_assignments_are_near_a_tie_is_looked_at_again(
             name="train",
             runners={"always": lambda feed: stock(feed) | {"loss": np.float32(9)}},
         )
+
+
+class _Views(nn.Module):
+    """Reshapes on a line of its own, (B, 6) → (B, 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 6), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.body(x))
+        x = x.view(-1, 2, 3)
+        return self.head(x.amax(1))
+
+
+@pytest.fixture(scope="module")
+def views() -> tuple[_Views, CapturedProgram]:
+    model = _Views()
+    return model, capture(model, None, {"x": torch.zeros(4, 6)})
+
+
+_FAILS = (
+    r"^program 'infer' in {}: {}.*test_parity.py:\d+: operator aten.{}.default fails: "
+    r".*docs/operators.md.*\.squeeze\(-1\) and \.flatten\(1\)$"
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "module", "operator"),
+    [([-1, 2, 5], "module 'head'", "addmm"), ([2, 2, 3], "model", "view")],
+    ids=["while it loads", "while it runs"],
+)
+def test_what_onnx_runtime_cannot_run_names_the_line_of_the_model(
+    views, sizes, module, operator
+) -> None:
+    model, program = views
+    written = onnx.load_from_string(to_onnx(program, name="infer"))
+    (view,) = (node for node in written.graph.node if node.op_type == "Reshape")
+    written.graph.initializer.append(onnx.numpy_helper.from_array(np.array(sizes), "wrong"))
+    view.input[1] = "wrong"
+    said = _FAILS.format("ONNX Runtime", module, operator)
+    with pytest.raises(ExportError, match=said) as told:
+        check_parity(model, program, written.SerializeToString(), name="infer")
+    assert "\n" not in str(told.value)
+    assert "ONNXRuntimeError" not in str(told.value)
+
+
+def test_what_litert_cannot_run_names_the_line_of_the_model(views) -> None:
+    model, program = views
+    written = schema.ModelT.InitFromPackedBuf(to_tflite({"infer": program}), 0)
+    sizes = np.array([-1, 2, 3], np.int32).tobytes()
+    (shape,) = (one for one in written.buffers if one.data is not None and bytes(one.data) == sizes)
+    shape.data = np.frombuffer(np.array([-1, 2, 5], np.int32).tobytes(), np.uint8)
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(written.Pack(builder), file_identifier=b"TFL3")
+    runner = tflite_runner(bytes(builder.Output()), "infer")
+    with pytest.raises(ExportError, match=_FAILS.format("LiteRT", "model", "view")) as told:
+        check_parity(model, program, None, name="infer", runners={"LiteRT": runner})
+    assert "\n" not in str(told.value)
+
+
+def test_a_failure_that_names_no_operator_is_told_as_it_is(views) -> None:
+    _, program = views
+    with (
+        pytest.raises(ExportError, match=r"^program 'infer' in LiteRT: fails: the model is not"),
+        failures_told(program, "infer", "LiteRT"),
+    ):
+        raise ValueError("the model is not a file\nof any kind")
