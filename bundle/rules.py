@@ -216,7 +216,11 @@ def _check_parts(manifest: Manifest) -> None:
 def _check_decl(decl: TensorDecl) -> None:
     printable = decl.name.isprintable() and " " not in decl.name
     if not 0 < len(decl.name) <= MAX_NAME_CHARS or not printable:
-        raise RefusedError("layout", f"tensor {decl.name[:40]!r}: name not allowed")
+        raise RefusedError(
+            "layout",
+            f"{MANIFEST}: tensor {decl.name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} "
+            "printable characters, letters of any script but no space",
+        )
     sizes = math.prod(max(axis, 1) for axis in decl.shape) * 4
     if any(axis < 0 for axis in decl.shape) or sizes > MAX_BUNDLE_BYTES:
         raise RefusedError("layout", f"tensor '{decl.name}': impossible shape {decl.shape}")

@@ -9,9 +9,10 @@ The layout follows from the columns:
 - *Examples*, one per row: the numbers of one example, in the order of the bundle's channels or of
   its input, last axis fastest.
 
-A column ``label`` holds class names or numbers; an empty cell is no label. True values of other
-tasks stand in columns named as the bundle's targets, for examples only. Other columns of sensor
-samples are passed over, unless one rises as times do and nothing else says when or how fast.
+An empty cell, ``NA`` or ``null`` is no value. A column ``label`` holds class names or numbers. True
+values of other tasks stand in columns named as the bundle's targets, for examples only. Other
+columns of sensor samples are passed over, unless one rises as times do and nothing else says when
+or how fast.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
-from protofleet.edge.csv_rows import ByteStream, Row, row_blocks
+from protofleet.edge.csv_rows import ByteStream, Row, is_gap, is_value, row_blocks
 from protofleet.edge.intake import SensorIntake, Window
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.edge.sample_times import (
@@ -105,7 +106,7 @@ def read_csv(
     if first is None:
         raise InputError(f"{where}: expected a CSV, got nothing")
     header = [cell.strip() for cell in first[0].cells]
-    named = any(not _is_number(cell) for cell in header)
+    named = any(not is_value(cell) for cell in header)
     blocks = chain([first[1:] if named else first], rows)
     if named and _is_stream(header, manifest.preprocessing):
         if time is not None and time not in header:
@@ -123,14 +124,6 @@ def read_csv(
     return _examples(_example_table(where, header, manifest, named=named), blocks, manifest)
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_stream(header: Sequence[str], preprocessing: Preprocessing) -> bool:
     channels = preprocessing.channels
     return bool(preprocessing.window and channels) and set(channels) <= set(header)
@@ -146,9 +139,9 @@ class _Labels:
 
     def index(self, text: str, where: str) -> int:
         """The class's number, -1 for none; raises InputError for what is no class."""
-        if not text.strip():
-            return NO_LABEL
         found = self._known.get(text.strip())
+        if found is None and is_gap(text):
+            return NO_LABEL
         if found is None:
             raise InputError(
                 f"{where}: expected a class as label, {', '.join(self._classes)}, or its number, "
@@ -178,7 +171,7 @@ class _Table:
         time: str | None = None,
     ) -> None:
         self.where = where
-        self._width = len(header)
+        self._header = header
         names = manifest.preprocessing.channels if values is None else values
         used = {*names, _LABEL, *manifest.targets, *SECONDS, *([time] if time else [])}
         if twice := sorted(name for name in used if header.count(name) > 1):
@@ -196,7 +189,7 @@ class _Table:
         self._others = {name: k for k, name in enumerate(header) if name not in used}
 
     def values(self, rows: Sequence[Row]) -> NDArray[np.float64]:
-        """``(rows, columns)``; an empty cell is NaN."""
+        """``(rows, columns)``; a cell without a value is NaN."""
         made = [[self._number(row, column) for column in self.columns] for row in rows]
         return np.array(made, np.float64).reshape(len(rows), len(self.columns))
 
@@ -225,7 +218,8 @@ class _Table:
 
     def find_unit(self, rows: Sequence[Row], step: float, rate_hz: float | None) -> None:
         """Take the unit by which the times of these rows, so far apart, fit a rate."""
-        dated = self._time is not None and is_date(self._cell(rows[0], self._time).strip())
+        told = "" if self._time is None else self._first_value(rows, self._time)
+        dated = bool(told) and is_date(told)
         name, self.unit_s = "seconds", 1.0
         if rate_hz and not dated:
             try:
@@ -237,7 +231,7 @@ class _Table:
     def unused_times(self, rows: Sequence[Row]) -> str | None:
         """A column that rises as times do and that nothing uses; None if there is none."""
         return rising_column(
-            self._others, lambda name: [self._cell(row, self._others[name]) for row in rows]
+            self._others, lambda name: [self._value(row, self._others[name]) for row in rows]
         )
 
     @property
@@ -246,7 +240,7 @@ class _Table:
         return bool(self._others)
 
     def _when(self, row: Row, column: int) -> float:
-        text = self._cell(row, column).strip()
+        text = self._value(row, column)
         try:
             return to_time(text)
         except (ValueError, OverflowError) as error:
@@ -256,22 +250,39 @@ class _Table:
             ) from error
 
     def _number(self, row: Row, column: int) -> float:
-        text = self._cell(row, column).strip()
+        text = self._value(row, column)
         try:
             return float(text) if text else float("nan")
         except ValueError as error:
             raise InputError(
-                f"{self.where}, line {row.line}, column {column + 1}: expected a number, got "
-                f"'{text[:40]}'"
+                f"{self.place(row, column)}: expected a number, got '{text[:40]}'"
             ) from error
 
     def _cell(self, row: Row, column: int) -> str:
-        if len(row.cells) != self._width:
+        if len(row.cells) != len(self._header):
             raise InputError(
-                f"{self.where}, line {row.line}: expected {self._width} columns as in the first "
-                f"row, got {len(row.cells)}"
+                f"{self.where}, line {row.line}: expected {len(self._header)} columns as in the "
+                f"first row, got {len(row.cells)}"
             )
         return row.cells[column]
+
+    def _value(self, row: Row, column: int) -> str:
+        """A cell that holds no name; '' for none."""
+        text = self._cell(row, column).strip()
+        return "" if is_gap(text) else text
+
+    def _first_value(self, rows: Sequence[Row], column: int) -> str:
+        return next(filter(None, (self._value(row, column) for row in rows)), "")
+
+    def place(self, row: Row, column: int) -> str:
+        """What messages call a cell."""
+        return f"{self.where}, line {row.line}, {_column(column, self._header[column])}"
+
+
+def _column(index: int, name: str) -> str:
+    """A column by its number, from 1, and its name where the file has one."""
+    number = f"column {index + 1}"
+    return number if name == number else f"{number} ('{name[:40]}')"
 
 
 def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, named: bool) -> _Table:
@@ -313,15 +324,17 @@ def _examples(table: _Table, blocks: Iterator[list[Row]], manifest: Manifest) ->
     for rows in blocks:
         if rows:
             x = table.values(rows).reshape(len(rows), *shape)
-            _check_finite(table.where, rows, x)
+            _check_finite(table, rows, x)
             yield Examples(x=x, y=table.true_values(rows))
 
 
-def _check_finite(where: str, rows: Sequence[Row], x: NDArray[np.float64]) -> None:
-    broken = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
-    if broken.any():
-        line = rows[int(broken.argmax())].line
-        raise InputError(f"{where}, line {line}: expected numbers in all columns, got an empty one")
+def _check_finite(table: _Table, rows: Sequence[Row], x: NDArray[np.float64]) -> None:
+    broken = np.argwhere(~np.isfinite(x).reshape(len(x), -1))
+    if len(broken):
+        k, column = broken[0]
+        row, place = rows[k], table.columns[column]
+        got = row.cells[place].strip()[:40] or "an empty cell"
+        raise InputError(f"{table.place(row, place)}: expected a number, got {got}")
 
 
 def _windows(

@@ -10,6 +10,7 @@ from typing import Protocol
 from protofleet.errors import InputError
 
 _BLOCK_BYTES = 1 << 16
+_GAPS = frozenset({"", "na", "null"})
 
 
 class ByteStream(Protocol):
@@ -25,6 +26,20 @@ class Row:
 
     line: int
     cells: list[str]
+
+
+def is_gap(text: str) -> bool:
+    """Whether a cell says that there is no value: empty, or ``NA`` (R) or ``null`` (SQL)."""
+    return text.strip().lower() in _GAPS
+
+
+def is_value(text: str) -> bool:
+    """Whether a cell of a first row is no name; an empty one is, as that of a table's index."""
+    try:
+        float(text)
+    except ValueError:
+        return bool(text) and is_gap(text)
+    return True
 
 
 def row_blocks(stream: ByteStream, where: str) -> Iterator[list[Row]]:

@@ -34,7 +34,9 @@ from protofleet.export.places import (
     line_of,
     runs_models,
 )
+from protofleet.printable import printable
 from protofleet.tensors import TaskName
+from protofleet.tensors.blobs import MAX_NAME_CHARS
 
 _aten = torch.ops.aten
 
@@ -140,6 +142,7 @@ def check_tensors(model: nn.Module) -> None:
         for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - in place, by their owner
             if value is None:
                 continue
+            _check_name(where, path, name, value)
             _check_tensor(where, name, value)
             kept = name not in module._non_persistent_buffers_set  # noqa: SLF001 - as above
             if kept and value.dtype == torch.float32:
@@ -158,6 +161,23 @@ def _check_finite(where: str, name: str, value: Tensor) -> None:
         )
     if bool(torch.isnan(value).any()):
         raise InputError(f"{where}: buffer '{name}' holds NaN; look at what set it")
+
+
+def _check_name(where: str, path: str, name: str, value: Tensor) -> None:
+    """As ``bundle.rules`` says it of a manifest: there the module that is to be renamed is lost."""
+    whole = f"{path}.{name}" if path else name
+    odd = next((c for c in whole if c == " " or not c.isprintable()), "")
+    if not odd and len(whole) <= MAX_NAME_CHARS:
+        return
+    kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+    got = f"got {odd!a}" if odd else f"got {len(whole)}"
+    part = max(whole.split("."), key=lambda one: (bool(odd) and odd in one, len(one)))
+    raise InputError(
+        f"{printable(where[:200])}: {kind} {whole[:80]!a}: a tensor is called by the modules that "
+        f"lead to it, in 1 to {MAX_NAME_CHARS} printable characters, letters of any script but no "
+        f"space: {got} in {part[:40]!a}; rename that attribute or key, as of nn.ModuleDict or "
+        "add_module"
+    )
 
 
 def _check_tensor(where: str, name: str, value: Tensor) -> None:

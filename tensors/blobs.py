@@ -206,7 +206,8 @@ def _code(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
         raise InputError(f"tensor '{name}': expected one of {sorted(_DTYPES)}, got {dtype}")
     if not name_allowed(name):
         raise InputError(
-            f"tensor {name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} printable characters"
+            f"tensor {name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} printable characters, "
+            f"letters of any script, other than '{_METADATA}'"
         )
     if len(shape) > MAX_DIMENSIONS:
         raise InputError(f"tensor '{name}': expected <= {MAX_DIMENSIONS} axes, got {len(shape)}")

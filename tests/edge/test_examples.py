@@ -72,7 +72,11 @@ def test_quotes_around_cells_are_no_part_of_them(manifest):
         ("a,b\n1,2\n", "4 numbers of an example in each row .*got the columns a, b"),
         ("1,2,3,4\n1,2,3\n", "line 2: expected 4 columns as in the first row, got 3"),
         ("1,2,3,4\n1,2,x,4\n", "line 2, column 3: expected a number, got 'x'"),
-        ("a,b,c,d\n1,2,,4\n", "line 2: expected numbers in all columns"),
+        ("a,b,c,d\n1,2,x,4\n", r"line 2, column 3 \('c'\): expected a number, got 'x'"),
+        ("a,b,c,d\n1,2,,4\n", r"line 2, column 3 \('c'\): expected a number, got an empty cell"),
+        ("a,b,c,d\n1,NA,3,4\n", r"line 2, column 2 \('b'\): expected a number, got NA"),
+        ("1,null,3,4\n", "line 1, column 2: expected a number, got null"),
+        ("1,2,3,-inf\n", "line 1, column 4: expected a number, got -inf"),
         ("a,b,c,d,label\n1,2,3,4,walk\n", "expected a class as label, class0, .*got 'walk'"),
         ("\xff", "expected"),
         ("a,b,a,b\n1,2,3,4\n", "expected one column 'a', got several"),
@@ -84,6 +88,15 @@ def test_quotes_around_cells_are_no_part_of_them(manifest):
 def test_what_is_no_table_of_examples_is_named_with_its_line(manifest, text, words):
     with pytest.raises(InputError, match=words):
         _read(text, manifest)
+
+
+@pytest.mark.parametrize("word", ["NA", "null", "NULL", "na", ""])
+def test_words_of_r_and_sql_for_no_value_are_no_label(manifest, word):
+    (found,) = _read(f"a,b,c,d,label\n1,2,3,4,{word}\n1,2,3,4,class1\n", manifest)
+    assert found.y.tolist() == [-1, 1]
+    named = msgspec.structs.replace(manifest, classes=("NA", "b", "c"))
+    (found,) = _read(f"a,b,c,d,label\n1,2,3,4,{word}\n", named)
+    assert found.y.tolist() == [0 if word == "NA" else -1]
 
 
 def _samples(rate_hz: float, seconds: float) -> tuple[np.ndarray, np.ndarray]:

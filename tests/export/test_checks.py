@@ -194,6 +194,27 @@ def test_tensors_are_checked_without_an_example():
         check_tensors(broken)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("left arm", r"module 'left arm' .*parameter 'left arm.weight': .*no space: got ' ' in"),
+        ("a\u200bb", r"got '\\u200b' in 'a\\u200bb'; rename that attribute or key"),
+        ("a\nb", r"letters of any script .*got '\\n' in"),
+        ("x" * 300, "in 1 to 256 printable characters, .*got 307 in"),
+    ],
+)
+def test_a_name_that_no_tensor_may_have_is_told_with_its_module(name, said):
+    model = nn.Sequential(OrderedDict({name: _linear()}))
+    with pytest.raises(InputError, match=said) as told:
+        check_model(model, _X, _CLASSES)
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["schluß", "層", "e\u0301", "a/b"])
+def test_letters_of_any_script_name_tensors(name):
+    check_model(nn.Sequential(OrderedDict({name: _linear()})), _X, _CLASSES)
+
+
 class _Masked(nn.Module):
     """Minus infinity above the diagonal, as attention has it."""
 

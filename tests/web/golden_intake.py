@@ -202,6 +202,12 @@ _CSV = {
     "semicolons": _samples(70).replace(",", ";"),
     "capital letters": _samples(70).replace("ax", "AX"),
     "a channel too few": _samples(70).replace("gx", "unknown"),
+    "words for no value": _samples(120, label="walk")
+    .replace("0,-1.5,-0e-1", "NA,null,na")
+    .replace("0.1,", "NULL,")
+    .replace(",walk", ",NA", 9),
+    "a word for no value in an example": "\n".join([_HEADER, "NA" + _rows(1, 48)[0][1:]]),
+    "a first row with a word for no value": "\n".join(["NA" + _rows(1, 48)[0][1:], *_rows(2, 48)]),
     "an empty cell of an example": "\n".join([_HEADER, _rows(1, 48)[0][:-1]]),
 }
 

@@ -298,7 +298,10 @@ export const CSV = {
   twice: (where: string, column: string) => `${where}: expected one column '${column}', got several`,
   label: (where: string, classes: string, got: string) =>
     `${where}: expected a class as label, ${classes}, or its number, got '${got}'`,
-  number: (where: string, column: number, got: string) => `${where}, column ${column}: expected a number, got '${got}'`,
+  column: (where: string, column: string, name: string) =>
+    `${where}, ${column === name ? column : `${column} ('${name}')`}`,
+  columnOf: (column: number) => `column ${column}`,
+  number: (where: string, got: string) => `${where}: expected a number, got '${got}'`,
   columns: (where: string, expected: number, got: number) =>
     `${where}: expected ${expected} columns as in the first row, got ${got}`,
   byName: (channels: string) => `a first row that names the columns ${channels} of sensor samples, or `,
@@ -309,7 +312,7 @@ export const CSV = {
   commas: "; expected commas between them",
   letters: "; small and capital letters differ",
   lacks: (channels: string) => `; it lacks ${channels}`,
-  empty: (where: string) => `${where}: expected numbers in all columns, got an empty one`,
+  empty: (where: string, got: string) => `${where}: expected a number, got ${got || "an empty cell"}`,
   noWindow: (where: string, window: string, got: number) => `${where}: expected samples for a window, ${window}, got ${got}`,
   lasted: (seconds: number, column: string) => ` in ${seconds} s by '${column}'; ${UNITS}`,
   notForward: (where: string, got: string, column: string) =>

@@ -139,7 +139,11 @@ async function checkLayout({ params, state, layout_hash }: Manifest): Promise<vo
 
 function checkDecl({ name, shape }: TensorDecl): void {
   if (!isLabel(name, MAX_NAME_CHARS) || name.includes(" ")) {
-    throw new RefusedError("layout", `tensor '${shown(name)}': name not allowed`);
+    throw new RefusedError(
+      "layout",
+      `${MANIFEST}: tensor '${shown(name)}': expected a name of 1 to ${MAX_NAME_CHARS} printable characters, letters of any ` +
+        "script but no space",
+    );
   }
   const bytes = 4 * sizeOf(shape.map((axis) => Math.max(axis, 1)));
   if (shape.some((axis) => axis < 0) || bytes > MAX_BUNDLE_BYTES) {

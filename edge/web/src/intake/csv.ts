@@ -45,7 +45,8 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   const first = await rows.next();
   if (first.done) throw new InputError(CSV.nothing(where));
   const header = first.value[0]!.cells.map((cell) => cell.trim());
-  const named = header.some((cell) => toNumber(cell) === null);
+  // An empty cell names a column, as that of a table's index.
+  const named = header.some((cell) => toNumber(cell) === null && (cell === "" || !isGap(cell)));
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {
     return readStream(new Table(where, header, form, form.preprocessing.channels), begin, rows);
@@ -111,6 +112,11 @@ function toNumber(text: string): number | null {
   return word.startsWith("-") ? -special : special;
 }
 
+/** Whether a cell says that there is no value: empty, or `NA` (R) or `null` (SQL). */
+function isGap(text: string): boolean {
+  return ["", "na", "null"].includes(text.toLowerCase());
+}
+
 function isStream(header: readonly string[], { window, channels }: Preprocessing): boolean {
   return Boolean(window) && channels.length > 0 && channels.every((name) => header.includes(name));
 }
@@ -146,7 +152,7 @@ class Table {
     this.#time = this.time === null ? -1 : header.indexOf(this.time);
   }
 
-  /** One row's numbers; an empty cell is NaN. */
+  /** One row's numbers; a cell without a value is NaN. */
   values(row: Row): Float64Array {
     return Float64Array.from(this.#columns, (column) => this.#number(row, column));
   }
@@ -158,8 +164,8 @@ class Table {
   label(row: Row): number {
     if (this.#label < 0) return NO_LABEL;
     const text = this.#cell(row, this.#label).trim();
-    if (!text) return NO_LABEL;
     const found = this.#classes.get(text);
+    if (found === undefined && isGap(text)) return NO_LABEL;
     if (found === undefined) {
       throw new InputError(CSV.label(this.#at(row), this.form.classes.join(", "), text.slice(0, 40)));
     }
@@ -170,19 +176,29 @@ class Table {
   timeS(row: Row): number | null {
     if (this.time === null) return null;
     const text = this.#cell(row, this.#time).trim();
-    const value = text === "" ? NaN : toNumber(text);
+    const value = isGap(text) ? NaN : toNumber(text);
     if (value === null) throw new InputError(CSV.timeText(this.#at(row), this.time, text.slice(0, 40)));
     return SECONDS[this.time]! * value;
   }
 
   #number(row: Row, column: number): number {
     const text = this.#cell(row, column).trim();
-    if (!text) return NaN;
+    if (isGap(text)) return NaN;
     const value = toNumber(text);
-    if (value === null) {
-      throw new InputError(CSV.number(this.#at(row), column + 1, text.slice(0, 40)));
-    }
+    if (value === null) throw new InputError(CSV.number(this.#place(row, column), text.slice(0, 40)));
     return value;
+  }
+
+  /** Throws InputError unless all of a row's values are finite. */
+  checkFinite(row: Row, values: Float64Array): void {
+    const broken = values.findIndex((value) => !Number.isFinite(value));
+    if (broken < 0) return;
+    const column = this.#columns[broken]!;
+    throw new InputError(CSV.empty(this.#place(row, column), row.cells[column]!.trim().slice(0, 40)));
+  }
+
+  #place(row: Row, column: number): string {
+    return CSV.column(this.#at(row), CSV.columnOf(column + 1), this.header[column]!.slice(0, 40));
   }
 
   #cell(row: Row, column: number): string {
@@ -231,9 +247,7 @@ function exampleBlock(table: Table, rows: readonly Row[]): Block {
   const x = new Float32Array(rows.length * size);
   rows.forEach((row, k) => {
     const values = table.values(row);
-    if (!values.every(Number.isFinite)) {
-      throw new InputError(CSV.empty(CSV.line(table.where, row.line)));
-    }
+    table.checkFinite(row, values);
     x.set(values, k * size);
   });
   return {

@@ -128,7 +128,8 @@ export function itemBytes(dtype: DType): number {
 function checkWritable(name: string, { dtype, shape, data }: Tensor): void {
   if (!nameAllowed(name)) {
     throw new InputError(
-      `tensor '${shown(name)}': expected a name of 1 to ${MAX_NAME_CHARS} printable characters`,
+      `tensor '${shown(name)}': expected a name of 1 to ${MAX_NAME_CHARS} printable characters, letters of any ` +
+        `script, other than '${METADATA}'`,
     );
   }
   if (shape.length > MAX_DIMENSIONS) {
