@@ -60,7 +60,7 @@ class EnrolmentService:
 
     def __init__(self, members: Members, access: BrokerAccess, told: Told) -> None:
         self._members, self._access, self._told = members, access, told
-        self._broker = own_broker(members.folder)
+        self._broker = own_broker(members.folder, members.name)
         self._topics = Topics(members.name)
         self._ca = _authority(self._broker, access)
         self._times: Counter[tuple[str, str]] = Counter()

@@ -16,6 +16,7 @@ import msgspec
 from protofleet.broker.certificates import valid_until
 from protofleet.coordinator.credentials import PATH, RENEW_S, RunCertificate
 from protofleet.coordinator.events import CertificateRenewed, EndsSoon, Sink
+from protofleet.coordinator.invitations import own_broker
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.errors import RefusedError
 from protofleet.federation.settings import FederationConfig
@@ -62,10 +63,10 @@ def endings(config: FederationConfig, now_s: float) -> tuple[Ending, ...]:
     """
     if config.keys is None:
         return ()
+    broker = own_broker(config.keys, config.federation)
     found = [
         *_certificate(config.run_dir, config.keys),
-        *broker_endings(config.keys),
-        *broker_endings(config.keys / "broker"),
+        *(() if broker is None else broker_endings(broker.path)),
         *_grants(config.keys, config.federation, now_s),
     ]
     soon = [one for one in found if one.until_s < now_s + AHEAD_S]

@@ -16,7 +16,7 @@ from typing import Literal
 from protofleet.broker.accounts import new_password
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.member_records import Invited, Member
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.members import KEY_FILE, Members, federation_name
 from protofleet.errors import InputError, UnavailableError
 from protofleet.printable import shell_word
 from protofleet.signatures import fingerprint
@@ -64,10 +64,41 @@ class Meeting:
     accounts: bool = False
 
 
-def own_broker(folder: Path) -> BrokerFolder | None:
-    """The broker's set-up in a federation's folder, if it has one."""
-    found = any((place / "mosquitto.conf").is_file() for place in (folder, folder / "broker"))
-    return BrokerFolder.open(folder) if found else None
+def own_broker(folder: Path, federation: str = "") -> BrokerFolder | None:
+    """The broker's set-up in a federation's folder, if it has one.
+
+    Federations that share a broker have folders of their own inside that which would be a single
+    one's, so theirs is also looked for one folder up; it counts if it serves ``federation`` and
+    others by name.
+    """
+    if _has_broker(folder):
+        return BrokerFolder.open(folder)
+    try:
+        shared = BrokerFolder.open(folder.absolute().parent)
+        serves = shared.federations()
+    except (InputError, OSError):
+        return None  # none, or one that others made in their own way
+    return shared if len(serves) > 1 and federation in serves else None
+
+
+def name_to_invite_for(folder: Path, wanted: str | None) -> str:
+    """The federation whose devices are invited with ``folder``, which may still have to be made.
+
+    Args:
+        folder: of the federation.
+        wanted: the name that was asked for, if any; else the folder's, else that which its broker
+            serves, else as the folder is called.
+
+    Raises:
+        InputError: the folder's broker would refuse every device of it.
+    """
+    known, broker = federation_name(folder), own_broker(folder)
+    serves = [] if broker is None else broker.federations()
+    only = serves[0] if len(serves) == 1 else ""
+    name = wanted or known or only or folder.absolute().name
+    if broker is not None and not known:
+        _check_served(name, folder, broker)
+    return name
 
 
 def find_meeting(
@@ -81,18 +112,20 @@ def find_meeting(
         accounts: whether the operator makes the accounts at that other broker.
 
     Raises:
-        InputError: there is no broker, or its certificate cannot be read.
+        InputError: there is no broker, it serves other federations alone, or its certificate cannot
+            be read.
         UnavailableError: the certificate of a broker with an authority of its own cannot be seen.
     """
     if access is not None:
         certificate = _shown_certificate(access)
         return Meeting(access=access, url=str(access), certificate=certificate, accounts=accounts)
-    broker = own_broker(members.folder)
+    broker = own_broker(members.folder, members.name)
     if broker is None:
         raise InputError(
             "no broker: give --broker URL, or make one first: "
             f"protofleet broker init {shell_word(members.folder / 'broker')}"
         )
+    _check_served(members.name, members.folder, broker)
     host, port = broker.hosts()[0], broker.listener()[1]
     return Meeting(
         access=BrokerAccess(
@@ -181,6 +214,35 @@ def reload(broker: BrokerFolder, told: Told) -> None:
     command = broker.reload()
     if command:
         told(f"the running broker reads its accounts anew after: {command}")
+
+
+def _has_broker(folder: Path) -> bool:
+    return any((place / "mosquitto.conf").is_file() for place in (folder, folder / "broker"))
+
+
+def _check_served(name: str, folder: Path, broker: BrokerFolder) -> None:
+    """Raise InputError if the broker's access list has no line of this federation."""
+    serves = broker.federations()
+    if not serves or name in serves:
+        return
+    if federation_name(folder):
+        remedy = (
+            f"keys '{folder}' are of '{name}': if no device has enrolled with them, move "
+            f"{KEY_FILE} and members.sqlite away and invite again"
+        )
+    elif len(serves) == 1:
+        remedy = f"leave --federation out, or: --federation {serves[0]}"
+    else:
+        command = f"protofleet device invite --keys {shell_word(folder / serves[0])} DEVICE"
+        remedy = f"each has keys of its own: {command}"
+    raise InputError(
+        f"federation '{name}': the broker in '{broker.path}' serves {_listed(serves)} and refuses "
+        f"devices of any other; {remedy}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _standing(

@@ -80,7 +80,7 @@ def invite(run: WatchedRun, form: Mapping[str, str], phones: str) -> Outcome:
     name, valid_s = form.get("device", "").strip(), _HOURS.get(form.get("hours", ""), 86_400)
     told: list[str] = []
     with Members.open(_keys(config)) as members:
-        access = None if own_broker(_keys(config)) else config.broker
+        access = None if own_broker(_keys(config), config.federation) else config.broker
         meeting = find_meeting(members, access)
         made = make_invitation(members, meeting, name, valid_s, told.append)
     shown = f"{phones}/#{made}" if phones else str(made)
@@ -94,7 +94,7 @@ def revoke(run: WatchedRun, form: Mapping[str, str], _phones: str) -> Outcome:
     keys, name = _keys(_config(run)), form.get("device", "").strip()
     told: list[str] = []
     with Members.open(keys) as members:
-        if not end_grant(members, own_broker(keys), name, told.append):
+        if not end_grant(members, own_broker(keys, members.name), name, told.append):
             raise InputError(f"device '{name[:80]}': there is nothing to revoke")
     return Outcome(text="; ".join([f"{name} is revoked", *told]))
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,17 +94,26 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     yield f"  or, as a service:  sudo cp {shell_word(made.service)} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
     yield f"try it from outside: protofleet broker check {place}"
-    keys = (folder.parent if folder.name == "broker" else folder).absolute()
-    yield "in the federation file, on this machine:"
-    yield f'  keys = "{keys}"'
+    home = (folder.parent if folder.name == "broker" else folder).absolute()
+    serves = made.federations()
+    # Each of several has keys of its own.
+    keys = [home / name for name in serves] if len(serves) > 1 else [home]
+    for name, own in zip_longest(serves, keys):
+        yield "in the federation file, on this machine:" if own is keys[0] else "or in another's:"
+        yield from [f'  federation = "{name}"'] if name else []
+        yield f'  keys = "{own}"'
+    yield from ["and in each:"] if len(keys) > 1 else []
     yield "  [broker]"
     yield f'  url = "{made.local_url("coordinator")}"'
     yield f'  ca_file = "{made.ca}"'
     yield f'  password_file = "{made.password_file}"'
-    yield f"for each device:     protofleet device invite --keys {shell_word(keys)} NAME"
+    for own in keys:
+        yield f"for each device:     protofleet device invite --keys {shell_word(own)} NAME"
     yield f"  without keys:      protofleet broker account add {place} NAME"
-    yield f"  it joins with:     --broker mqtts://NAME@{hosts[0]}:{port} --broker-ca ca.pem"
-    yield "                     --broker-password-file NAME.password --id NAME"
+    of = serves[0] if len(serves) == 1 else "FEDERATION"
+    yield f"  it joins with:     protofleet device join --federation {shell_word(of)} --id NAME \\"
+    yield f"                       --broker mqtts://NAME@{hosts[0]}:{port} --broker-ca ca.pem \\"
+    yield "                       --broker-password-file NAME.password --bundle BUNDLE --data FILE"
 
 
 def _tell_reload(folder: BrokerFolder) -> None:

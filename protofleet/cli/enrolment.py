@@ -104,7 +104,10 @@ def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.argument("names", metavar="[NAME...]", nargs=-1)
-@click.option("--federation", help="Its name, when the folder is made; default: the folder's.")
+@click.option(
+    "--federation",
+    help="Its name, when the folder is made; default: its broker's, else the folder's.",
+)
 @_invite_options
 def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how: Any) -> None:
     """Invite devices to enrol, each by one line.
@@ -113,15 +116,15 @@ def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how:
     device that is enrolled already, the invitation gives it a new key; the old one counts until
     the new one is used. Without a NAME, it answers devices that were invited before.
     """
-    from protofleet.coordinator.members import Members, federation_name
+    from protofleet.coordinator.invitations import name_to_invite_for
+    from protofleet.coordinator.members import Members
 
     start_logging(quiet=True)
-    name = federation or federation_name(keys) or keys.absolute().name
     if not names:
         with Members.open(keys) as members:
             _answer_open(members, **how)
         return
-    with Members.create(keys, name) as members:
+    with Members.create(keys, name_to_invite_for(keys, federation)) as members:
         _invite(members, names, **how)
 
 
@@ -253,7 +256,7 @@ def revoke(names: tuple[str, ...], *, keys: Path) -> None:
     from protofleet.errors import InputError
 
     with Members.open(keys) as members:
-        broker = own_broker(keys)
+        broker = own_broker(keys, members.name)
         unknown = [name for name in names if not end(members, broker, name, _told)]
     for name in names:
         if name not in unknown:

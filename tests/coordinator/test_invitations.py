@@ -205,3 +205,59 @@ def test_the_folder_is_named_after_itself_at_its_first_invitation(tmp_path):
         device, ["invite", "anna", "--keys", str(folder), "--federation", "home", *broker]
     )
     assert "of federation 'lab', expected 'home'" in str(other.exception)
+
+
+def _invite_with(folder, *options):
+    return CliRunner().invoke(
+        device, ["invite", "anna", "--keys", str(folder), "--no-wait", *options]
+    )
+
+
+def test_a_federation_is_called_as_its_broker_says_and_no_other_is_made(tmp_path):
+    """Else the broker would refuse every device that was invited."""
+    folder = tmp_path / "federation"
+    BrokerFolder.create(folder / "broker", ["192.0.2.7"], federations=["sec"])
+    refused = str(_invite_with(folder, "--federation", "home").exception)
+    assert refused.startswith(
+        f"federation 'home': the broker in '{folder / 'broker'}' serves 'sec'"
+    )
+    assert refused.endswith("leave --federation out, or: --federation sec")
+    assert not (folder / "members.sqlite").exists()
+    assert _invite_with(folder).exit_code == 0
+    with Members.open(folder) as members:
+        assert members.name == "sec"
+
+
+def test_a_folder_whose_name_its_broker_does_not_serve_says_what_helps(tmp_path):
+    """Such as one that was made before its name was looked at."""
+    folder = tmp_path / "federation"
+    Members.create(folder, "federation").__exit__()
+    BrokerFolder.create(folder / "broker", ["192.0.2.7"], federations=["sec"])
+    for options in ((), ("--federation", "federation")):
+        refused = str(_invite_with(folder, *options).exception)
+        assert "are of 'federation': if no device has enrolled" in refused
+    for name in ("federation.pem", "members.sqlite"):
+        (folder / name).rename(tmp_path / name)
+    assert _invite_with(folder).exit_code == 0
+
+
+def test_federations_that_share_a_broker_have_keys_of_their_own(tmp_path):
+    folder = tmp_path / "federation"
+    broker = BrokerFolder.create(folder / "broker", ["192.0.2.7"], federations=["sec", "lab"])
+    refused = str(_invite_with(folder).exception)
+    assert f"protofleet device invite --keys {folder / 'sec'} DEVICE" in refused
+    for name in ("sec", "lab"):
+        assert _invite_with(folder / name).exit_code == 0
+        with Members.open(folder / name) as members:
+            assert members.name == name
+    assert own_broker(folder / "lab", "lab") == broker
+    assert own_broker(folder / "lab", "other") is None
+    assert "invite.anna" in broker.accounts.names()
+    done = CliRunner().invoke(device, ["revoke", "anna", "--keys", str(folder / "lab")])
+    assert done.exit_code == 0, done.output
+    assert broker.accounts.names() == ["coordinator"]
+
+
+def test_anothers_broker_above_a_federation_is_not_its_own(tmp_path):
+    (tmp_path / "mosquitto.conf").write_text("listener 1883")
+    assert own_broker(tmp_path / "federation", "home") is None

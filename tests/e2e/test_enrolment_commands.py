@@ -1,10 +1,19 @@
-"""From nothing to three enrolled devices with TLS: the commands of docs/enrolment.md."""
+"""From nothing to enrolled devices with TLS: the commands of docs/enrolment.md, and printed ones.
+
+What a command prints for the next step is run as it is printed, with the names of devices in place
+of NAME.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from brokers import answers, free_port, wait_until
@@ -13,10 +22,17 @@ from protofleet.broker.folder import find_mosquitto
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.cli._broker import GivenBroker
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=12)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=30)]
 
 _PROTOFLEET = [sys.executable, "-m", "protofleet"]
+_SHELL = 'protofleet() { exec "$PYTHON" -m protofleet "$@"; }; '
 _NAMES = ("anna", "berta", "carl")
+
+
+@pytest.fixture(autouse=True)
+def _needs_mosquitto():
+    if find_mosquitto() is None:
+        pytest.skip("needs the Mosquitto broker: apt install mosquitto")
 
 
 def _start(folder, *arguments):
@@ -48,8 +64,6 @@ def _account(access):
 
 
 def test_six_commands_enrol_three_devices(tmp_path):
-    if find_mosquitto() is None:
-        pytest.skip("needs the Mosquitto broker: apt install mosquitto")
     port = free_port()
     _run(tmp_path, "broker", "init", "--host", "localhost", "--port", str(port))
     broker = _start(tmp_path, "broker", "run", "federation")
@@ -87,3 +101,74 @@ def test_six_commands_enrol_three_devices(tmp_path):
     log = broker.stdout.read()
     assert all(f"u'invite.{name}'" in log for name in _NAMES)
     assert not any(string in log for string in strings.values())
+
+
+# As printed
+
+
+def _typed(folder, line, **names):
+    """A printed line in a shell of its own, in ``folder``."""
+    for word, name in names.items():
+        line = re.sub(rf"\b{word}\b", name, line)
+    return subprocess.Popen(
+        ["bash", "-c", _SHELL + line],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _done(process):
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def _printed(told, begins):
+    """The commands behind a label, such as ``start it:``."""
+    found = re.findall(rf"^ *{re.escape(begins)} +(protofleet .+)$", told, re.MULTILINE)
+    assert found, told
+    return found
+
+
+@contextmanager
+def _running(folder, line, port) -> Iterator[None]:
+    broker = _typed(folder, line)
+    try:
+        wait_until(lambda: answers(port))
+        yield
+    finally:
+        os.killpg(broker.pid, signal.SIGTERM)
+        broker.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("federations", [(), ("sec",), ("sec", "lab")])
+def test_what_broker_init_prints_lets_devices_in(tmp_path, federations):
+    """Whatever the federations are called, and if there are two: with their own keys."""
+    folder, port = tmp_path / "a study", free_port()
+    folder.mkdir()
+    given = [word for name in federations for word in ("--federation", name)]
+    place = tmp_path / "federation" / "broker"
+    where = ("--host", "localhost", "--port", str(port))
+    told = _run(folder, "broker", "init", str(place), *where, *given)
+    inviting = _printed(told, "for each device:")
+    assert len(inviting) == max(1, len(federations))
+    with _running(folder, *_printed(told, "start it:"), port):
+        _done(_typed(folder, *_printed(told, "try it from outside:")))
+        for name, line in zip(federations or ("federation",), inviting, strict=True):
+            _enrol_as_printed(folder, line, name)
+
+
+def _enrol_as_printed(folder, line, federation):
+    inviting = _typed(folder, line, NAME="anna")
+    lines = iter(inviting.stdout.readline, "")
+    assert next(lines).startswith("anna, until "), inviting.communicate()
+    (enrolling,) = _printed(next(lines), "")
+    home = folder / federation
+    home.mkdir()
+    told = _done(_typed(home, f"export HOME=$PWD XDG_DATA_HOME=$PWD; {enrolling}"))
+    assert f"device 'anna' of federation '{federation}': enrolled" in told
+    assert "anna: enrolled" in _done(inviting)
