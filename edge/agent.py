@@ -219,7 +219,12 @@ class Agent:
 
     def _on_disconnected(self, event: Disconnected) -> None:
         if event.final:
-            raise UnavailableError(f"broker: {event.reason}")
+            name, place = self._who.device_id, self._who.binding.federation
+            remedy = (
+                f"; its account has to be called as this device, '{name}', and the list to serve "
+                f"federation '{place}'"
+            )
+            raise UnavailableError(f"broker: {event.reason}{remedy if event.forbidden else ''}")
         self._warn("no connection to the broker: %s; trying again", event.reason)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:

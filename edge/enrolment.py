@@ -350,6 +350,12 @@ class _Enrolling:
 
     def _on_disconnected(self, event: Disconnected) -> None:
         where = f"broker {self._options.broker or self._invitation.broker}"
+        if event.forbidden:
+            raise UnavailableError(
+                f"{where}: {event.reason}: whoever runs it has to let its access list serve "
+                f"federation '{self._invitation.federation}' (docs/broker.md); then the same "
+                "command goes on"
+            )
         if event.final:
             ended = time.strftime(
                 "%Y-%m-%d %H:%M UTC", time.gmtime(min(self._invitation.until, 2**35))

@@ -42,6 +42,8 @@ IN_FLIGHT_MAX = 20
 CHUNKS_IN_FLIGHT_MAX = 16
 """Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
 NOT_AUTHORIZED = 0x87
+_FORBIDDING = frozenset({NOT_AUTHORIZED, 0x80})
+"""MQTT 3.1.1 knows one refusal of a subscription, which is the list's."""
 CLIENT_ID_CHARS = 23
 """Every broker of MQTT 3.1.1 takes so many of ``0-9a-zA-Z``, and not more surely."""
 _CLIENT_ID = string.digits + string.ascii_letters
@@ -110,6 +112,7 @@ class Ending:
         code: MQTT reason code, 0 if the socket just closed.
         greeted: whether the socket was connected at all.
         opened: whether the broker had accepted us.
+        forbidden: whether the account was let in, and the access list refuses what it did.
         stable_s: for how long.
     """
 
@@ -117,6 +120,7 @@ class Ending:
     code: int = 0
     greeted: bool = False
     opened: bool = False
+    forbidden: bool = False
     stable_s: float = 0.0
 
 
@@ -372,7 +376,7 @@ class Connection:
             return  # the answer to ``ask`` or ``listen``
         refused = [code for code in codes if code.is_failure]
         if refused:
-            self.abort(Ending(reason=f"subscription refused: {refused[0]}", code=NOT_AUTHORIZED))
+            self.abort(_refused(f"subscription refused: {refused[0]}", refused[0].value))
             return
         self._opened()
 
@@ -395,7 +399,7 @@ class Connection:
     def _on_acknowledged(self, code: int) -> None:
         if code == NOT_AUTHORIZED:
             reason = f"publish refused: {ReasonCode(PacketTypes.PUBACK, identifier=code)}"
-            self.abort(Ending(reason=reason, code=code))
+            self.abort(_refused(reason, code))
             return
         with self._lock:
             full = self._room() == 0
@@ -427,6 +431,14 @@ class Connection:
     def _on_exit(self) -> None:
         self._ended.set()
         self._progress.set()
+
+
+def _refused(what: str, code: int) -> Ending:
+    """The end of a connection that the broker had let in."""
+    forbidden = code in _FORBIDDING
+    why = " (the account is let in; the broker's access list forbids this topic)"
+    reason = f"{what}{why if forbidden else ''}"
+    return Ending(reason=reason, code=NOT_AUTHORIZED, forbidden=forbidden)
 
 
 def _draw_client_id() -> str:

@@ -69,11 +69,13 @@ class Disconnected:
     """The connection is gone or was refused; the link tries again unless ``final``.
 
     ``unanswered``: before the broker had answered a ``listen``, so perhaps because of it.
+    ``forbidden``: our account is let in, and the broker's access list refuses what it did.
     """
 
     reason: str
     final: bool = False
     unanswered: bool = False
+    forbidden: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ class Link:
             final = ending.code in FINAL_CODES and not unanswered
             if connection.asking:
                 self._may_ask = final = False
-            self._put(Disconnected(ending.reason, final, unanswered))
+            self._put(Disconnected(ending.reason, final, unanswered, ending.forbidden))
             if final:
                 return
             wait_s, attempt = self._after(ending, attempt)

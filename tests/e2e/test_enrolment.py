@@ -122,6 +122,24 @@ def test_another_brokers_certificate_is_noticed_before_anything_is_sent(own, tmp
     assert load_enrolment(tmp_path / "dora" / FOLDER) is None
 
 
+def test_a_broker_that_serves_another_federation_is_told_from_an_invitation_that_is_over(tmp_path):
+    """The operator of another's broker made the accounts, and its list knows no such federation."""
+    with secured("mosquitto", tmp_path / "broker", ["other"]) as broker:
+        inviting = Inviting(tmp_path / "federation", broker.access)
+        with inviting.members() as members:
+            meeting = find_meeting(members, broker.access, accounts=True)
+            invitation = invite(members, meeting, "anna", 3600, inviting.told.append)
+        broker.folder.accounts.add("invite.anna", invitation.keys().password)
+        assert broker.folder.reload() == ""
+        with pytest.raises(UnavailableError) as refused:
+            inviting.enrol(invitation, tmp_path / "anna")
+        assert "access list serve federation 'home'" in str(refused.value)
+        assert "is over" not in str(refused.value)
+        wrong = dataclasses.replace(invitation, token=bytes(16))
+        with pytest.raises(UnavailableError, match="used, replaced or is over"):
+            inviting.enrol(wrong, tmp_path / "berta")
+
+
 def test_an_invitation_of_another_name_opens_nothing(own, tmp_path):
     """Its account at the broker reaches its own topics alone."""
     mine, other = own.invite("emil"), own.invite("fritz")
