@@ -151,7 +151,11 @@ class Hub:
 
     def run(self) -> None:
         """Answer until ``stop``, or until a signal ends the process."""
-        self._server.run(sockets=[self._socket])
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            if self.access is not None:
+                self.access.trail.tell(everything=True)
 
     def stop(self) -> None:
         """End ``run``; from any thread."""

@@ -1,4 +1,4 @@
-"""Who may look and who may act: the operator's token, sessions, and the trail of what was done.
+"""Who may look and who may act: the operator's token and sessions, each act and refusal noted.
 
 The token lies in a file of mode 0600. A browser sends it once and gets a session in its place, as a
 cookie that scripts cannot read and that other sites' pages do not send. A form must come from a
@@ -8,47 +8,22 @@ page of this hub (``Origin``) and bring the session's own form token.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import time
-from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from starlette.requests import Request
 
 from protofleet.errors import InputError
+from protofleet.hub.dashboard.trail import OUTCOME_CHARS, AuditRecord, Trail, cut
 from protofleet.hub.names import is_same_origin
-from protofleet.private_files import PRIVATE_FILE, check_secret_file, opener
+from protofleet.private_files import check_secret_file, opener
 
-TOKEN_FILE, AUDIT_FILE = "operator-token", "audit.jsonl"
+TOKEN_FILE = "operator-token"  # noqa: S105 - where it lies
 COOKIE = "protofleet_operator"
 PATH = "/dashboard"
 _SESSIONS = 256
 _LASTS_S = 12 * 3600
-_TRAIL_BYTES = 256 << 10
-"""Of the audit trail's end, read for a page."""
-_TRAIL_LINES = 200
-
-
-class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the audit trail.
-
-    Attributes:
-        time_s: Unix seconds.
-        address: of the browser.
-        session: names the session without giving it away; empty: there was none.
-        action: such as ``pause``, ``revoke``, ``sign-in``.
-        target: federation, or device of it.
-        outcome: ``done: …`` or ``failed: …``.
-    """
-
-    time_s: float
-    address: str
-    session: str
-    action: str
-    target: str
-    outcome: str
 
 
 class Access:
@@ -60,15 +35,16 @@ class Access:
 
     Attributes:
         token: the operator's.
+        trail: of what was done and refused.
 
     Raises:
-        InputError: the file cannot be made, or others may read it.
+        InputError: the file cannot be made, or others may read it; or the trail is a link.
     """
 
     def __init__(self, token_file: Path, *, to_look: bool) -> None:
         self.token = _token(token_file)
         self.to_look = to_look
-        self._audit = token_file.with_name(AUDIT_FILE)
+        self.trail = Trail(token_file.parent)
         self._sessions: dict[str, tuple[str, float]] = {}
 
     def sign_in(self, token: str) -> str | None:
@@ -109,16 +85,17 @@ class Access:
             return "expected the form of this session: load the page again"
         return ""
 
-    def trail(self) -> tuple[AuditRecord, ...]:
-        """What was done last, the latest first.
-
-        Raises:
-            OSError: the trail cannot be read.
-        """
-        return read_trail(self._audit)
-
-    def note(self, request: Request, action: str, target: str, outcome: str) -> None:
+    def note(
+        self, request: Request, action: str, target: str, outcome: str, *, refused: bool
+    ) -> None:
         """Write what was done into the audit trail; on the disk when this returns.
+
+        Args:
+            request: whose.
+            action: as of ``AuditRecord``.
+            target: as there; what a stranger sent is cut short.
+            outcome: as there; cut short here.
+            refused: whether nothing was done because of who asked: counted, and seldom written.
 
         Raises:
             OSError: the disk takes no writes.
@@ -126,36 +103,13 @@ class Access:
         session = request.cookies.get(COOKIE, "")
         record = AuditRecord(
             time_s=round(time.time(), 3),
-            address="" if request.client is None else request.client.host,
+            address="" if request.client is None else cut(request.client.host),
             session=hashlib.sha256(session.encode()).hexdigest()[:8] if session else "",
             action=action,
             target=target,
-            outcome=outcome,
+            outcome=cut(outcome, OUTCOME_CHARS),
         )
-        line = msgspec.json.encode(record) + b"\n"
-        file = os.open(self._audit, os.O_CREAT | os.O_APPEND | os.O_WRONLY, PRIVATE_FILE)
-        try:
-            os.write(file, line)
-            os.fsync(file)
-        finally:
-            os.close(file)
-
-
-def read_trail(path: Path) -> tuple[AuditRecord, ...]:
-    """The latest records of an audit trail, the latest first; none where there is no file."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            start = file.seek(max(0, size - _TRAIL_BYTES))
-            lines = file.read().splitlines()[1 if start else 0 :]
-    except FileNotFoundError:
-        return ()
-    found = []
-    for line in reversed(lines[-_TRAIL_LINES:]):
-        # Half a line of a disk that was full is none.
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            found.append(msgspec.json.decode(line, type=AuditRecord))
-    return tuple(found)
+        (self.trail.refuse if refused else self.trail.act)(record)
 
 
 def from_own_page(request: Request) -> bool:

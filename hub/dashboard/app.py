@@ -31,6 +31,7 @@ from protofleet.hub.dashboard.access import COOKIE, PATH, Access, from_own_page
 from protofleet.hub.dashboard.actions import ACTIONS, Action, Outcome
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.pages.menu import PAGES
+from protofleet.hub.dashboard.trail import cut
 from protofleet.hub.dashboard.watch import Watch, WatchedRun
 from protofleet.printable import printable
 
@@ -149,7 +150,7 @@ class Dashboard:
             details = await asyncio.to_thread(page.details, watched, run, query)
         trail = None
         if page.shows_trail and self._access.form_token(request):
-            trail = await asyncio.to_thread(self._access.trail)
+            trail = await asyncio.to_thread(self._access.trail.latest)
         asked = PageRequest(
             run=run, query=query, now_s=time.time(), runs=runs, details=details, trail=trail
         )
@@ -168,9 +169,11 @@ class Dashboard:
             outcome, failed = Outcome(text=refused), True
         else:
             outcome, failed = await self._do(action, watched, form)
-        target = "/".join(filter(None, (str(watched.folder), form.get("device", "")[:80])))
+        target = "/".join(filter(None, (str(watched.folder), cut(form.get("device", "")))))
         said = f"{'failed' if failed else 'done'}: {outcome.text}"
-        await asyncio.to_thread(self._access.note, request, name, target, said)
+        await asyncio.to_thread(
+            self._access.note, request, name, target, said, refused=bool(refused)
+        )
         self._watch.forget()
         runs = await self._watch.snapshots()
         part = request.headers.get("hx-request") == "true"
@@ -235,8 +238,9 @@ class Dashboard:
             session = (
                 self._access.sign_in(form.get("token", "")) if from_own_page(request) else None
             )
-            self._access.note(
-                request, "sign-in", "", "done" if session else "failed: another token"
+            said = "done" if session else "failed: another token"
+            await asyncio.to_thread(
+                self._access.note, request, "sign-in", "", said, refused=session is None
             )
             if session is not None:
                 answer = RedirectResponse(PATH, 303)
@@ -258,7 +262,7 @@ class Dashboard:
     async def _sign_out(self, request: Request) -> Response:
         form = await read_form(request)
         if not self._access.why_not(request, form.get("form_token", "")):
-            self._access.note(request, "sign-out", "", "done")
+            self._access.note(request, "sign-out", "", "done", refused=False)
             self._access.sign_out(request)
         return RedirectResponse(f"{PATH}/sign-in", 303)
 

@@ -15,7 +15,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.coordinator.sightings import Sightings
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.hub.dashboard.access import Access, read_trail
+from protofleet.hub.dashboard.access import Access
 from protofleet.hub.dashboard.app import Dashboard
 from protofleet.hub.dashboard.details import RoundTimes
 from protofleet.hub.dashboard.pages import PageRequest, now, rounds
@@ -149,18 +149,6 @@ def test_a_devices_last_log_is_shown_as_text_however_much_has_happened_since(tmp
     assert "\x1b" not in log
     assert "when round 7 failed on it" in text
     assert "It has sent none" in client.get("/home/device?id=berta").text
-
-
-@pytest.mark.parametrize("damage", [b"half a li", b"\xff\xfe", b'{"time_s": 1}'])
-def test_the_trail_is_read_from_its_end_over_damaged_lines(tmp_path, damage):
-    record = {"time_s": 1.0, "address": "::1", "session": "", "target": "", "outcome": "done"}
-    lines = [msgspec.json.encode(record | {"action": f"n{number}"}) for number in range(9000)]
-    path = tmp_path / "audit.jsonl"
-    assert read_trail(path) == ()
-    path.write_bytes(b"\n".join([*lines[:-1], damage, lines[-1]]) + b"\n")
-    assert path.stat().st_size > 256 << 10
-    found = [one.action for one in read_trail(path)]
-    assert found == [f"n{number}" for number in range(8999, 8800, -1)]
 
 
 def test_a_folder_without_a_run_and_a_damaged_one_say_so(tmp_path):

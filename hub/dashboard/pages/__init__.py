@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from protofleet.hub.dashboard.access import AuditRecord
 from protofleet.hub.dashboard.records import RunSnapshot
+from protofleet.hub.dashboard.trail import AuditRecord
 from protofleet.hub.dashboard.watch import WatchedRun
 from protofleet.strategies.tasks import Metric
 

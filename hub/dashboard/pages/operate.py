@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from protofleet.coordinator.invitations import Standing
 from protofleet.coordinator.rollout_rows import STAGES, Rollout
-from protofleet.hub.dashboard.access import AuditRecord
 from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
+from protofleet.hub.dashboard.trail import AuditRecord
 from protofleet.hub.dashboard.watch import WatchedRun
 from protofleet.printable import printable
 
 _LISTED = 200
-_DONE = 40
+_DONE, _REFUSED = 40, 10
 _TEXT = 300
 
 
@@ -93,12 +93,19 @@ def _done(trail: tuple[AuditRecord, ...], folder: str) -> tuple[DoneRow, ...]:
     own = [
         one for one in trail if one.target in ("", folder) or one.target.startswith(f"{folder}/")
     ]
+    # Strangers' refusals push no act out of sight.
+    refused = [one for one in own if one.refused][:_REFUSED]
+    acts = [one for one in own if not one.refused][:_DONE]
     return tuple(
         DoneRow(
             record=one,
             device=one.target.removeprefix(folder).removeprefix("/"),
             failed=one.outcome.startswith("failed"),
-            outcome=printable(one.outcome)[:_TEXT],
+            outcome=printable(one.outcome)[:_TEXT] + _times(one.refused),
         )
-        for one in own[:_DONE]
+        for one in sorted((*acts, *refused), key=lambda one: one.time_s, reverse=True)
     )
+
+
+def _times(refused: int) -> str:
+    return f" ({refused} times)" if refused > 1 else ""
