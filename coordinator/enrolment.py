@@ -134,7 +134,7 @@ class EnrolmentService:
         if event.retained or device_id is None:
             return
         answer = None
-        with self._going_on(device_id):
+        with self._going_on("a request"):  # its device id is whatever a stranger calls itself
             answer = self.answer(device_id, event.payload, time.time())
         if answer is not None:
             topic = self._topics.enrolment_answer(device_id)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protofleet.coordinator.reporter import LogThrottle
 from protofleet.durable import move_whole, replace_whole
 from protofleet.errors import ProtofleetError, RefusedError, UnavailableError
 from protofleet.federation.cells import Order, decode_order
@@ -96,6 +97,7 @@ class RootLink:
             protection=address.access.protection,
             will=self._presence("offline"),
         )
+        self._throttle = LogThrottle()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._report: tuple[Path, int] | None = None
@@ -215,7 +217,7 @@ class RootLink:
                     f"root of federation '{self._address.federation}': it refuses the report of "
                     f"round {event.offer.round_id}: {event.reason}"
                 )
-            case Ignored():
+            case Ignored() if self._throttle.is_news(event.rule):
                 _log.warning("root: ignored a message: %s", event.detail)
             case _:
                 pass

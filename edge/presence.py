@@ -8,6 +8,7 @@ from typing import Protocol
 
 from protofleet.edge.identity import DataSummary, Identity
 from protofleet.edge.log_tail import LogTail
+from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.device_endpoint import DeviceEndpoint
@@ -82,6 +83,7 @@ class Registration:
 
     def __init__(self, data: RoundData, sends: Sends) -> None:
         self._data, self._sends = data, sends
+        self._warn = WarningThrottle(_log).warning
         self.summary = DataSummary(num_examples=sends.count(data.num_examples(1)))
 
     def update(self, strategy: str, round_id: int) -> bool:
@@ -89,7 +91,7 @@ class Registration:
         before, data = self.summary, self._data
         asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
         if asked and not self._sends.counts:
-            _log.warning(
+            self._warn(
                 "strategy '%s' asks how many examples of each class there are, which --no-counts "
                 "keeps here: this device cannot take part",
                 strategy,

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,10 +24,14 @@ from typing import Literal
 from protofleet.broker.folder import BrokerFolder, find_mosquitto
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.private_files import opener
 
 START_TIMEOUT_S = 20.0
 """Mosquitto needs 20 ms; amqtt imports for seconds on a small machine."""
 STOP_TIMEOUT_S = 5.0
+LOG_BYTES = 1 << 20
+"""Of a broker's log, which then begins anew: every connection of a stranger writes into it."""
+_LOOK_S = 0.5
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - asked for by the user
 
 _log = logging.getLogger(__name__)
@@ -69,7 +74,7 @@ class RunningBroker:
             ``?version=3.1.1`` for amqtt.
         name: for people.
         process: that it lives in.
-        log: what it says, a file.
+        log: what it says, a file; begins anew at ``LOG_BYTES``.
     """
 
     url: str
@@ -112,6 +117,7 @@ def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
         log = folder / "broker.log"
         process = spawn(command, out=log, log=log, changes_user=True)
         stack.callback(stop, [process], grace_s=STOP_TIMEOUT_S)
+        stack.enter_context(_bounded(log))
         host, _ = options.place()
         here = "127.0.0.1" if host == EVERYWHERE else host
         _await_port(here, port, process, log)
@@ -122,6 +128,26 @@ def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
         scheme = "mqtt" if options.folder is None else "mqtts"
         url = f"{scheme}://{here}:{port}{version}"
         yield RunningBroker(url=url, name=name, process=process, log=log)
+
+
+@contextmanager
+def _bounded(log: Path) -> Iterator[None]:
+    """Within the block a log that another process appends to begins anew where it is too long."""
+    ended, file = threading.Event(), opener(str(log), os.O_WRONLY)
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            if os.fstat(file).st_size > LOG_BYTES:
+                os.ftruncate(file, 0)
+
+    thread = threading.Thread(target=watch, name="protofleet-broker-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        os.close(file)
 
 
 def _command(options: BrokerOptions, port: int, folder: Path) -> tuple[str, list[str]]:

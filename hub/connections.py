@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
+import time
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any
@@ -19,6 +21,8 @@ REQUEST_S = 15.0
 """For a whole request, the first one and each that follows."""
 USER_TIMEOUT_MS = 120_000
 """The kernel gives up a peer that acknowledges nothing, or reads nothing, for so long."""
+MINUTE_S = 60.0
+"""An error of the server in this time is told."""
 _FILES = 2 * MOST + 512
 """Each may need one more to the broker."""
 
@@ -78,6 +82,29 @@ class TimedConnection(H11Protocol):
             self.transport.abort()
         else:
             self.loop.call_later(REQUEST_S, self._watch, cycle)
+
+
+class FewErrors(logging.Filter):
+    """Of a server's errors one a minute passes, which says how many there were.
+
+    Each has a traceback of kilobytes, and whoever finds a request that fails can repeat it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_at, self._withheld = float("-inf"), 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record."""
+        now = time.monotonic()
+        if now < self._next_at:
+            self._withheld += 1
+            return False
+        if self._withheld:
+            record.msg = f"{record.getMessage()} (and {self._withheld} more since the last)"
+            record.args = ()
+        self._next_at, self._withheld = now + MINUTE_S, 0
+        return True
 
 
 def allow_files() -> None:

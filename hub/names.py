@@ -38,7 +38,10 @@ def is_same_origin(origin: str, host: str) -> bool:
 
     The scheme may differ: a proxy before the hub may end TLS.
     """
-    return urlsplit(origin).netloc.lower() == host.lower()
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
 
 
 def _is_address(name: str) -> bool:

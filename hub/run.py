@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from protofleet.errors import InputError
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.app import make_app
 from protofleet.hub.bridge import MAX_FRAME_BYTES, Bridge
-from protofleet.hub.connections import LimitedListener, TimedConnection, allow_files
+from protofleet.hub.connections import FewErrors, LimitedListener, TimedConnection, allow_files
 from protofleet.hub.dashboard.access import TOKEN_FILE, Access
 from protofleet.hub.dashboard.app import Dashboard
 from protofleet.hub.dashboard.watch import Watch, WatchedRun
@@ -151,9 +152,12 @@ class Hub:
 
     def run(self) -> None:
         """Answer until ``stop``, or until a signal ends the process."""
+        log, few = logging.getLogger("uvicorn.error"), FewErrors()
+        log.addFilter(few)
         try:
             self._server.run(sockets=[self._socket])
         finally:
+            log.removeFilter(few)
             if self.access is not None:
                 self.access.trail.tell(everything=True)
 

@@ -15,7 +15,7 @@ import jinja2
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     PlainTextResponse,
@@ -268,14 +268,14 @@ class Dashboard:
 
 
 async def read_form(request: Request) -> Mapping[str, str]:
-    """The fields of a form, the first of each name; nothing of one that is too long or no form."""
+    """The fields of a form, the first of each name; nothing of one that is too long or cut off."""
     body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _FORM_BYTES:
-            return {}
     try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _FORM_BYTES:
+                return {}
         found = parse_qs(body.decode("ascii"), max_num_fields=32, keep_blank_values=True)
-    except ValueError:
+    except (ValueError, ClientDisconnect):
         return {}
     return {name: values[0] for name, values in found.items()}

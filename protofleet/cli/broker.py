@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -32,6 +33,8 @@ _UNTOLD = (
     "Client connection from 127.0.0.1 failed",  # we looked whether it answers
     "Warning: ACL pattern",  # what all may read names nobody
 )
+_KNOWN = "New client connected"
+_MOST_CHARS = 400
 _FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 _DEFAULT = Path("federation/broker")
 
@@ -255,13 +258,28 @@ def _addresses(running: RunningBroker, options: Any) -> str:
 
 
 def _said(running: RunningBroker) -> Iterator[str]:
-    """Lines of the broker's log, while it runs, that say who comes, goes and is refused."""
-    with running.log.open(errors="replace") as log:
+    """Lines of the broker's log, while it runs, that say who comes, goes and is refused.
+
+    Of a flood few: those who have an account and all others each have a share of their own.
+    """
+    from protofleet.coordinator.reporter import MINUTE_S, LogThrottle
+    from protofleet.printable import printable
+
+    throttle, minute_ends = LogThrottle(), time.monotonic() + MINUTE_S
+    with running.log.open("rb") as log:
         while running.process.poll() is None:
-            for line in log:
-                text = _STAMP.sub("", line.strip())
-                if text and not text.startswith(_UNTOLD):
-                    yield text
+            if log.tell() > os.fstat(log.fileno()).st_size:
+                log.seek(0)  # it has begun anew
+            for line in iter(log.readline, b""):
+                text = _STAMP.sub("", line.decode(errors="replace").strip())
+                known = text.startswith(_KNOWN)
+                if text and not text.startswith(_UNTOLD) and throttle.passes(str(known)):
+                    yield printable(text[:_MOST_CHARS])
+            if time.monotonic() >= minute_ends:
+                minute_ends = time.monotonic() + MINUTE_S
+                withheld = sum(throttle.next_minute().values())
+                if withheld:
+                    yield f"and {withheld} more lines in this minute"
             sys.stdout.flush()
             time.sleep(_POLL_S)
 

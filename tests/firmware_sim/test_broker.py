@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import signal
+import socket
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +13,9 @@ import pytest
 from brokers import answers, free_port, wait_until
 
 from protofleet.broker.folder import find_mosquitto
+from protofleet.cli.broker import _said
 from protofleet.errors import InputError
+from protofleet.firmware_sim import broker as brokers
 from protofleet.firmware_sim.broker import BrokerOptions, local_broker, open_broker
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions, Will
@@ -82,6 +87,35 @@ def test_the_command_runs_a_broker_says_who_comes_and_how_to_go_on():
     _, err = process.communicate(timeout=20)
     assert (process.returncode, "to go on: the same command" in err) == (130, True)
     assert not answers(port)
+
+
+@pytest.mark.mosquitto
+def test_strangers_knocking_by_the_thousand_fill_neither_log_nor_screen(monkeypatch):
+    """Each connection is a line of Mosquitto's own log, or two."""
+    monkeypatch.setattr(brokers, "LOG_BYTES", 20_000)
+    with open_broker(BrokerOptions(kind="mosquitto")) as broker:
+        shown = _said(broker)
+
+        def knock():
+            for _ in range(500):
+                socket.create_connection(("127.0.0.1", _port(broker.url))).close()
+
+        knock()
+        wait_until(lambda: broker.log.stat().st_size < 20_000)
+        with closing(Link(LinkOptions(broker=BrokerAccess(url=broker.url)))) as link:
+            link.start()
+            assert "New client connected" in next(shown)
+        with broker.log.open("ab") as log:
+            log.write(b"1: Client \x1b[2J%s disconnected\n" % (b"x" * 5000) * 300)
+        lines = list(itertools.islice(shown, 100))
+        assert all(line.isprintable() and len(line) < 420 for line in lines)
+        monkeypatch.setattr("time.monotonic", _in(61.0))
+        assert "more lines in this minute" in next(shown)
+
+
+def _in(seconds):
+    real = time.monotonic
+    return lambda: real() + seconds
 
 
 @pytest.mark.mosquitto

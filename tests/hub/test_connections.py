@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import ssl
@@ -121,3 +122,18 @@ def test_who_reads_nothing_is_given_up(own_hub, monkeypatch):
         path = "/assets/ort-0123456789.wasm"
         link.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         wait_until(lambda: not connections_to(link.getsockname()[1]))
+
+
+def test_errors_of_the_server_are_a_line_a_minute_with_their_number(caplog, monkeypatch):
+    clock, log, few = [50.0], logging.getLogger("tests.server"), connections.FewErrors()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    log.addFilter(few)
+    for _ in range(1000):
+        log.error("request %s failed", "x")
+    clock[0] += connections.MINUTE_S
+    log.error("request %s failed", "y")
+    log.removeFilter(few)
+    assert [record.getMessage() for record in caplog.records] == [
+        "request x failed",
+        "request y failed (and 999 more since the last)",
+    ]

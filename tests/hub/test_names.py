@@ -49,4 +49,5 @@ def test_a_page_is_the_hub_s_own_by_name_and_port():
     assert is_same_origin("https://pi.local:8443", "PI.local:8443")
     assert not is_same_origin("https://pi.local:8444", "pi.local:8443")
     assert not is_same_origin("null", "pi.local:8443")
+    assert not is_same_origin("http://[", "pi.local:8443")
     assert not is_same_origin("https://pi.local:8443.evil.example", "pi.local:8443")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 
 import msgspec
 import pytest
+from brokers import answers, wait_until
 from starlette.testclient import TestClient
 
 from protofleet.errors import InputError
@@ -17,6 +19,7 @@ from protofleet.hub.dashboard.app import Dashboard
 from protofleet.hub.dashboard.trail import AuditRecord, Trail, read_trail
 from protofleet.hub.dashboard.watch import Watch, WatchedRun
 from protofleet.hub.names import Names
+from protofleet.hub.run import Hub, HubOptions
 
 _ORIGIN = {"Origin": "http://localhost"}
 _RECORD = AuditRecord(time_s=1.0, address="::1", session="", action="a", target="", outcome="done")
@@ -99,6 +102,26 @@ def test_what_an_operator_could_not_do_is_an_act(client, access, tmp_path):
     assert [line["action"] for line in acts] == ["sign-in"] + ["revoke"] * 3
     assert acts[-1]["outcome"].startswith("failed: ")
     assert not (tmp_path / "keys" / "refused.jsonl").exists()
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://localhost"])
+def test_halves_of_requests_and_broken_origins_are_refused_and_no_error(tmp_path, caplog, origin):
+    """Each error's traceback in the log would be kilobytes."""
+    options = HubOptions(port=0, token_file=tmp_path / "token")
+    hub = Hub(None, options, [WatchedRun("home", tmp_path / "run")])
+    thread = threading.Thread(target=hub.run)
+    thread.start()
+    try:
+        wait_until(lambda: answers(hub.port))
+        for path in ("sign-in", "home/do/pause", "sign-out"):
+            head = f"POST /dashboard/{path} HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n"
+            with socket.create_connection(("127.0.0.1", hub.port), 20) as link:
+                link.sendall(f"{head}Content-Length: 9\r\n\r\ntoken".encode())
+        wait_until(lambda: len(_lines(tmp_path / "refused.jsonl")) == 2)
+    finally:
+        hub.stop()
+        thread.join()
+    assert not caplog.records
 
 
 def test_counts_that_were_not_due_are_told_when_the_hub_ends(tmp_path):
