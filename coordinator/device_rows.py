@@ -8,7 +8,8 @@ class counts how updates weigh, and from the payloads that devices have how the 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -31,6 +32,7 @@ class DeviceRows:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._invitations: Counter[str] | None = None
 
     def note_refusal(self, device_id: str, error: RefusedError) -> None:
         """A device cannot take part, and why, until ``forget_refusal``."""
@@ -104,12 +106,23 @@ class DeviceRows:
         Of rounds that were given up (``backup.restore``) nothing is known but their number: it may
         have been there.
         """
-        row = self._db.execute(
-            "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
-            " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
-        ).fetchone()
+        if self._invitations is None:
+            rows = self._db.execute(
+                "SELECT device_id, count(*) FROM members"
+                " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id"
+            )
+            self._invitations = Counter(dict(rows))
         given_up = self._db.execute("SELECT value FROM meta WHERE key = 'given_up'").fetchone()
-        return (row[0] or 0) + int(given_up[0])
+        return max(self._invitations.values(), default=0) + int(given_up[0])
+
+    def invite(self, round_id: int, device_ids: Collection[str], *, final: bool) -> None:
+        """These are members of a round, within the transaction that is open."""
+        self._db.executemany(
+            "INSERT INTO members (round_id, device_id) VALUES (?, ?)",
+            [(round_id, device_id) for device_id in device_ids],
+        )
+        if self._invitations is not None and not final:
+            self._invitations.update(device_ids)
 
     def past_rounds(self, device_id: str, before: int) -> Iterator[PastRound]:
         """A device's latest rounds before one, the last first."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,25 +17,21 @@ import msgspec
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows, to_counts
+from protofleet.coordinator.ledger_reading import LedgerReading
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
-    NO_TRAFFIC,
     SCHEMA,
     Accepted,
     ArrivedUpdate,
     SpooledUpdates,
-    Traffic,
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.coordinator.run_rows import RunRows
-from protofleet.coordinator.traffic_rows import TrafficRows
 from protofleet.durable import Remover, lock, move_all, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
-    CellRecord,
     PrivacyRecord,
-    RoundRecord,
     Scores,
     UpdateRecord,
 )
@@ -51,11 +46,10 @@ LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
-_to_norms = msgspec.json.Decoder(dict[str, float]).decode
 _to_record = msgspec.json.Decoder(UpdateRecord).decode
 
 
-class Ledger:
+class Ledger(LedgerReading):
     """One run's durable state in ``folder``, owned by one process at a time.
 
     Args:
@@ -72,7 +66,6 @@ class Ledger:
     def __init__(
         self, folder: Path, identity: Mapping[str, str], *, patience_s: float = LOCK_S
     ) -> None:
-        self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
         self.noise = NoiseSeeds(folder / "noise")
@@ -83,12 +76,11 @@ class Ledger:
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._remover = Remover(removed)
-        self._db = _connect(folder / "ledger.sqlite")
+        super().__init__(_connect(folder / "ledger.sqlite"), folder)
         self.devices = DeviceRows(self._db)
         self.rollouts = RolloutRows(self._db)
         self.run = RunRows(self._db, folder, self._lock.fileno(), identity)
         self.control = Control(self._db)
-        self.traffic = TrafficRows(self._db)
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -163,23 +155,27 @@ class Ledger:
             size: how many updates suffice; None: one of each.
             final: whether it is the final fit.
         """
-        members = [(round_id, device_id) for device_id in cohort]
-        size = len(members) if size is None else size
+        size = len(cohort) if size is None else size
         with self._db:
             self._db.execute(
                 "INSERT INTO rounds (round_id, phase, size, final, opened_s)"
                 " VALUES (?, 'open', ?, ?, ?)",
                 (round_id, size, final, opened_s),
             )
-            self._invite(members)
+            self.traffic.flush()
+            self.devices.invite(round_id, cohort, final=final)
 
-    def extend_round(self, round_id: int, attempt: int, added: Iterable[str]) -> None:
+    def extend_round(self, round_id: int, attempt: int, added: Collection[str]) -> None:
         """The round goes on with more members."""
         with self._db:
             self._db.execute(
                 "UPDATE rounds SET attempt = ? WHERE round_id = ?", (attempt, round_id)
             )
-            self._invite([(round_id, device_id) for device_id in added])
+            (final,) = self._db.execute(
+                "SELECT final FROM rounds WHERE round_id = ?", (round_id,)
+            ).fetchone()
+            self.traffic.flush()
+            self.devices.invite(round_id, added, final=bool(final))
 
     def accept(self, *arrivals: ArrivedUpdate) -> None:
         """Move complete, valid updates into the spool; all are durable when this returns.
@@ -246,24 +242,6 @@ class Ledger:
             names.append(file)
             class_counts.append(None if counts is None else to_counts(counts))
         return SpooledUpdates(self.folder, tuple(names), tuple(class_counts))
-
-    def accepted(self, round_id: int) -> Iterator[Accepted]:
-        """Records of the updates that count in the round, in the order of ``updates``.
-
-        Each is read when the iteration reaches it: of thousands they would take megabytes.
-        """
-        rows = self._db.execute(
-            "SELECT device_id, transfer_id, record, norms FROM members"
-            " WHERE counted_in = ? ORDER BY device_id, round_id DESC",
-            (round_id,),
-        )
-        for device_id, transfer_id, record, norms in rows:
-            yield Accepted(
-                device_id=sys.intern(device_id),
-                transfer_id=transfer_id,
-                record=_to_record(record),
-                norms=_to_norms(norms),
-            )
 
     def claims(self, round_id: int) -> list[Accepted]:
         """``accepted`` as far as the aggregation asks for it."""
@@ -353,7 +331,8 @@ class Ledger:
                 ),
             )
             self._db.execute(
-                "UPDATE rounds SET state_file = NULL WHERE round_id <= ? AND round_id <"
+                "UPDATE rounds SET state_file = NULL"
+                " WHERE state_file IS NOT NULL AND round_id <= ? AND round_id <"
                 " (SELECT coalesce(max(round_id), 0) FROM rounds"
                 " WHERE phase = 'committed' AND round_id < ?)",
                 (state.round_id - keep_states, oldest_task or state.round_id + 1),
@@ -386,64 +365,13 @@ class Ledger:
         tensors, _ = blobs.decode(data, max_bytes=_NO_LIMIT)
         return ServerState(round_id=round_id, tensors=tensors)
 
-    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
-        """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
-        rows = self._db.execute(
-            "SELECT round_id, final, seconds, scores, update_norms, figures,"
-            " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
-            " (SELECT avg(counted_in - members.round_id) FROM members"
-            " WHERE counted_in = rounds.round_id)"
-            " FROM rounds LEFT JOIN privacy USING (round_id)"
-            " WHERE phase = 'committed' ORDER BY round_id"
-        )
-        return tuple(
-            RoundRecord(
-                round_id=round_id,
-                final=bool(final),
-                seconds=round(seconds, 4),
-                participants=participants,
-                bytes_up=traffic.get(round_id, (0, 0))[0],
-                bytes_down=traffic.get(round_id, (0, 0))[1],
-                scores=msgspec.json.decode(scores, type=Scores),
-                update_norms=_to_norms(norms),
-                figures=_to_norms(figures),
-                privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
-                staleness=round(staleness or 0.0, 4),
-            )
-            for (
-                round_id,
-                final,
-                seconds,
-                scores,
-                norms,
-                figures,
-                participants,
-                privacy,
-                staleness,
-            ) in rows
-        )
-
-    def update_norms(self) -> list[dict[str, float]]:
-        """``RoundRecord.update_norms`` of all committed rounds, in order."""
-        rows = self._db.execute(
-            "SELECT update_norms FROM rounds WHERE phase = 'committed' ORDER BY round_id"
-        )
-        return [_to_norms(norms) for (norms,) in rows]
-
-    def cells(self) -> tuple[CellRecord, ...]:
-        """Of a root; here there are none."""
-        return ()
-
-    def _invite(self, members: list[tuple[int, str]]) -> None:
-        self.traffic.flush()
-        self._db.executemany("INSERT INTO members (round_id, device_id) VALUES (?, ?)", members)
-
     def _spool_file(self, accepted: Accepted) -> Path:
         return self.spool / f"{accepted.record.round_id:06d}" / f"{accepted.device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
         """Remove states that no row names, noise of committed rounds, and updates that counted."""
-        named = {name for (name,) in self._db.execute("SELECT state_file FROM rounds")}
+        rows = self._db.execute("SELECT state_file FROM rounds WHERE state_file IS NOT NULL")
+        named = {name for (name,) in rows}
         for file in self.states.iterdir():
             if f"states/{file.name}" not in named:
                 file.unlink()

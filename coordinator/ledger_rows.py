@@ -42,6 +42,9 @@ CREATE TABLE IF NOT EXISTS rounds (
     figures TEXT
 ) STRICT;
 
+CREATE INDEX IF NOT EXISTS rounds_with_state ON rounds (round_id) WHERE state_file IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rounds_open ON rounds (round_id) WHERE phase != 'committed';
+
 CREATE TABLE IF NOT EXISTS members (
     round_id INTEGER NOT NULL REFERENCES rounds,
     device_id TEXT NOT NULL,
@@ -110,6 +113,8 @@ CREATE TABLE IF NOT EXISTS traffic (
     peak_rss_bytes INTEGER NOT NULL,
     PRIMARY KEY (device_id, round_id)
 ) STRICT;
+
+CREATE INDEX IF NOT EXISTS traffic_by_round ON traffic (round_id);
 """
 
 

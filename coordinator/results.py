@@ -1,20 +1,24 @@
-"""What a run leaves to read: ``result.json`` and ``devices.json``, rewritten after every round."""
+"""What a run leaves to read: ``result.json`` and ``devices.json``, made from its ledger.
+
+The coordinator writes them when a run pauses, stops or ends, and whoever reads a run that goes on
+has them made then (``refresh``): a round costs no more for the rounds that were before it.
+"""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
-
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic
+from protofleet.coordinator.ledger_reading import LedgerReading, RunAbout, one_state, reading_of
+from protofleet.coordinator.ledger_rows import Totals, Traffic
+from protofleet.coordinator.status import check_format, opened_ledger
+from protofleet.durable import lock
+from protofleet.errors import UnavailableError
 from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
-    EvaluationRecord,
     FleetDetails,
     RoundBytes,
     RunRecord,
@@ -23,140 +27,141 @@ from protofleet.federation.records import (
     save_by_device,
 )
 from protofleet.federation.scores import last_scores, run_scores
-from protofleet.federation.settings import CodecSettings
-from protofleet.tensors import TaskName
 
-_Told = TypeVar("_Told")
-_Made = TypeVar("_Made", DeviceRecord, DeviceDetails)
+_log = logging.getLogger(__name__)
 
 _SAMPLES = 2000
-"""Latencies kept per device: percentiles are those of its last so many ..."""
+"""Latencies of a device: percentiles are those of its last so many ..."""
 _SAMPLES_IN_ALL = 400_000
 """... or of fewer in a large fleet, of which each has an equal share."""
-
-
-_NO_SAMPLES: array[float] = array("d")
-_NOTHING: Mapping[str, float] = {}
-_NOT_EVALUATED = EvaluationRecord()
-
-
-class _Device(msgspec.Struct, gc=False):
-    """What is kept of a device; what it has not told takes no memory of its own."""
-
-    train_step_ms: array[float] = _NO_SAMPLES
-    infer_ms: array[float] = _NO_SAMPLES
-    peak_rss_bytes: int = 0
-    num_examples: int = 0
-    rounds: int = 0
-    evaluation: EvaluationRecord = _NOT_EVALUATED
-    phases_s: Mapping[str, float] = _NOTHING
-    cpu_s: Mapping[str, float] = _NOTHING
-    backend: str = ""
-
-    def add(self, record: UpdateRecord, most_samples: int) -> None:
-        costs = record.costs
-        self.train_step_ms = _latest(self.train_step_ms, costs.train_step_ms, most_samples)
-        self.infer_ms = _latest(self.infer_ms, costs.infer_ms, most_samples)
-        self.peak_rss_bytes = max(self.peak_rss_bytes, costs.peak_rss_bytes)
-        self.num_examples = record.num_examples
-        self.rounds += 1
-        evaluated = record.evaluation != _NOT_EVALUATED
-        self.evaluation = record.evaluation if evaluated else _NOT_EVALUATED
-        self.phases_s, self.cpu_s = costs.phases_s or _NOTHING, costs.cpu_s or _NOTHING
-        self.backend = costs.backend_name
-
-
-def _latest(samples: array[float], more: Sequence[float], most: int) -> array[float]:
-    """The last so many; of a large fleet most devices have few, and a deque takes a page."""
-    return (samples + array("d", more))[-most:] if more or len(samples) > most else samples
+_PATIENCE_S = 30.0
+RESULT, DEVICES = "result.json", "devices.json"
 
 
 class Results:
-    """Accumulates what the ledger holds and writes it.
+    """Writes what the ledger holds.
 
     Args:
-        ledger: the run's ledger; its committed rounds are read once, here.
-        strategy, seed: of the run.
-        codec: how its tensors travel, for people.
-        switched_off: what devices are told not to send, for people.
-        task: of the bundle.
-        outputs: names of classes, targets or labels, for the devices' statistics.
+        ledger: of the run.
+        about: the run as a whole.
     """
 
-    def __init__(  # noqa: PLR0913 - what the run is, each named at the call
-        self,
-        ledger: Ledger,
-        *,
-        strategy: str,
-        seed: int,
-        task: TaskName,
-        outputs: tuple[str, ...],
-        codec: str = CodecSettings().text,
-        switched_off: str = "",
-    ) -> None:
-        self._ledger = ledger
-        self._strategy, self._seed, self._codec = strategy, seed, codec
-        self._task, self._outputs, self._switched_off = task, outputs, switched_off
-        self._devices: dict[str, _Device] = {}
-        for done in ledger.committed():
-            for one in ledger.accepted(done.round_id):
-                self.add(one)
+    def __init__(self, ledger: LedgerReading, about: RunAbout) -> None:
+        self._ledger, self._about = ledger, about
 
-    def add(self, accepted: Accepted) -> None:
-        """Take one of a round's accepted updates, by device."""
-        device = self._devices.get(accepted.device_id)
-        if device is None:
-            device = self._devices[accepted.device_id] = _Device()
-        most = max(1, min(_SAMPLES, _SAMPLES_IN_ALL // len(self._devices)))
-        device.add(accepted.record, most)
+    @property
+    def path(self) -> Path:
+        """Where ``result.json`` lies."""
+        return self._ledger.folder / RESULT
 
     def write(self) -> RunRecord:
-        """Rewrite both files; returns the content of ``result.json`` but for its devices."""
-        traffic: dict[int, tuple[int, int]] = {}
-        told = _summed(self._ledger.traffic.by_device(), traffic)
-        save_by_device(
-            FleetDetails(task=self._task, outputs=self._outputs, devices=()),
-            self._of_devices(told, _details),
-            self._ledger.folder / "devices.json",
-        )
-        record = self._record(traffic)
-        save_by_device(record, self._of_devices(self._ledger.traffic.latest(), _device), self.path)
+        """Write both files; returns the content of ``result.json`` but for its devices."""
+        folder, about = self._ledger.folder, self._about
+        taken = f"run folder {folder}: another process writes its results"
+        with lock(folder / "results.lock", taken=taken, patience_s=_PATIENCE_S):
+            sums: dict[int, tuple[int, int]] = {}
+            summaries: list[DeviceRecord] = []
+            save_by_device(
+                FleetDetails(task=about.task, outputs=about.outputs, devices=()),
+                self._devices(sums, summaries),
+                folder / DEVICES,
+            )
+            record = self._record(sums)
+            save_by_device(record, summaries, self.path)
         return record
+
+    def _devices(
+        self, sums: dict[int, tuple[int, int]], summaries: list[DeviceRecord]
+    ) -> Iterator[DeviceDetails]:
+        """Details of each device, by id; beside them grow the rounds' bytes, and its summary."""
+        names = self._ledger.device_ids()
+        most = max(1, min(_SAMPLES, _SAMPLES_IN_ALL // max(1, len(names))))
+        paid = _summed(self._ledger.traffic.by_device(), sums)
+        latest = self._ledger.traffic.latest()
+        for name, of_rounds, totals in _beside(names, paid, latest):
+            details = self._details(name, of_rounds, most)
+            summaries.append(_summary(details, totals))
+            yield details
+
+    def _details(
+        self, name: str, of_rounds: tuple[RoundBytes, ...] | None, most: int
+    ) -> DeviceDetails:
+        rounds, peak = self._ledger.device_totals(name)
+        records = self._ledger.device_records(name)
+        last = next(records)
+        train, infer = _latest_samples(chain([last], records), most)
+        return DeviceDetails(
+            id=name,
+            num_examples=last.num_examples,
+            rounds=rounds,
+            bytes_by_round=of_rounds or (),
+            evaluation=last.evaluation,
+            train_step_ms=train,
+            infer_ms=infer,
+            phases_s=dict(last.costs.phases_s),
+            cpu_s=dict(last.costs.cpu_s),
+            peak_rss_bytes=peak,
+            backend=last.costs.backend_name,
+        )
 
     def _record(self, traffic: Traffic) -> RunRecord:
         rounds = self._ledger.committed(traffic)
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
         return RunRecord(
-            strategy=self._strategy,
-            seed=self._seed,
-            codec=self._codec,
+            strategy=self._about.strategy,
+            seed=self._about.seed,
+            codec=self._about.codec,
             rounds=rounds,
-            start=self._ledger.run.start(),
+            start=self._ledger.start(),
             scores=run_scores(scored, final),
             last=last_scores(scored, final),
             devices=(),
-            switched_off=self._switched_off,
+            switched_off=self._about.switched_off,
             cells=self._ledger.cells(),
         )
 
-    @property
-    def path(self) -> Path:
-        """Where ``result.json`` lies."""
-        return self._ledger.folder / "result.json"
 
-    def _of_devices(
-        self, told: Iterator[tuple[str, _Told]], make: Callable[[str, _Device, _Told | None], _Made]
-    ) -> Iterator[_Made]:
-        """What is written of each device, by id; ``told``: by device, also of others."""
-        latest = next(told, None)
-        for name in sorted(self._devices):
-            while latest is not None and latest[0] < name:
-                latest = next(told, None)
-            known = latest is not None and latest[0] == name
-            yield make(name, self._devices[name], latest[1] if latest and known else None)
-        for _ in told:
-            pass  # of devices of which no update counted
+def refresh(run_dir: Path) -> None:
+    """Make the results of a run as its ledger has it now: it may go on, or have been killed.
+
+    A folder without a ledger, such as a demonstration's, is left as it is, and so is one in which
+    no round is committed, or that an earlier version has left.
+
+    Raises:
+        InputError: the ledger is damaged, or of another version.
+    """
+    if not (run_dir / "ledger.sqlite").is_file():
+        return
+    with opened_ledger(run_dir) as db, one_state(db):
+        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+        ledger = reading_of(db, run_dir)
+        about = ledger.about()
+        if about is None or not ledger.device_ids():
+            return
+        try:
+            Results(ledger, about).write()
+        except (OSError, UnavailableError) as error:
+            _log.warning("%s: not written, shown as it was: %s", run_dir / RESULT, error)
+
+
+def _beside(
+    names: list[str],
+    paid: Iterator[tuple[str, tuple[RoundBytes, ...]]],
+    latest: Iterator[tuple[str, Totals]],
+) -> Iterator[tuple[str, tuple[RoundBytes, ...] | None, Totals | None]]:
+    """Each name with what it told; all are by name, and of other devices is told, too."""
+    told = zip(paid, latest, strict=True)
+    current = next(told, None)
+    for name in names:
+        while current is not None and current[0][0] < name:
+            current = next(told, None)
+        if current is not None and current[0][0] == name:
+            yield name, current[0][1], current[1][1]
+        else:
+            yield name, None, None
+    for _ in told:
+        pass  # of devices of which no update counted
 
 
 def _summed(
@@ -170,28 +175,38 @@ def _summed(
         yield name, traffic
 
 
-def _device(name: str, device: _Device, totals: Totals | None) -> DeviceRecord:
+def _latest_samples(
+    records: Iterable[UpdateRecord], most: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The last ``most`` latencies of a training step and of an inference, in their order.
+
+    Args:
+        records: of one device, the last one first; read no further than needed.
+        most: of each.
+    """
+    train: list[tuple[float, ...]] = []
+    infer: list[tuple[float, ...]] = []
+    counts = [0, 0]
+    for record in records:
+        costs = record.costs
+        for kept, samples, place in ((train, costs.train_step_ms, 0), (infer, costs.infer_ms, 1)):
+            kept.append(samples)
+            counts[place] += len(samples)
+        if min(counts) >= most:
+            break
+    return _tail(train, most), _tail(infer, most)
+
+
+def _tail(newest_first: list[tuple[float, ...]], most: int) -> tuple[float, ...]:
+    return tuple(chain.from_iterable(reversed(newest_first)))[-most:]
+
+
+def _summary(device: DeviceDetails, totals: Totals | None) -> DeviceRecord:
     return DeviceRecord(
-        id=name,
+        id=device.id,
         bytes_up=totals.bytes_up if totals else 0,
         bytes_down=totals.bytes_down if totals else 0,
         train_step_ms=percentiles(device.train_step_ms, 50, 95),
         infer_ms=percentiles(device.infer_ms, 50, 95, 99),
         peak_rss_bytes=max(device.peak_rss_bytes, totals.peak_rss_bytes if totals else 0),
-    )
-
-
-def _details(name: str, device: _Device, traffic: tuple[RoundBytes, ...] | None) -> DeviceDetails:
-    return DeviceDetails(
-        id=name,
-        num_examples=device.num_examples,
-        rounds=device.rounds,
-        bytes_by_round=traffic or (),
-        evaluation=device.evaluation,
-        train_step_ms=tuple(device.train_step_ms),
-        infer_ms=tuple(device.infer_ms),
-        phases_s=dict(device.phases_s),
-        cpu_s=dict(device.cpu_s),
-        peak_rss_bytes=device.peak_rss_bytes,
-        backend=device.backend,
     )

@@ -7,14 +7,15 @@ member is sent the server's whole state with an order, and answers with a report
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import NO_TRAFFIC, Accepted, ArrivedUpdate, Traffic
+from protofleet.coordinator.ledger_reading import RootReading
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.payloads import PayloadFile, Payloads
 from protofleet.coordinator.registry import Device, Registry
 from protofleet.coordinator.rounds import Rounds
@@ -32,7 +33,7 @@ from protofleet.federation.cells import (
     gather,
     read_header,
 )
-from protofleet.federation.records import CellRecord, RoundRecord, UpdateRecord
+from protofleet.federation.records import UpdateRecord
 from protofleet.federation.server import Server
 from protofleet.strategies.types import Strategy, Updates
 from protofleet.tensors import Tensors
@@ -50,11 +51,13 @@ CREATE TABLE IF NOT EXISTS reported (
     norms TEXT NOT NULL,
     PRIMARY KEY (round_id, device_id, cell)
 ) STRICT;
+
+CREATE INDEX IF NOT EXISTS reported_by_device ON reported (device_id, round_id);
 """
 """Devices of which a cell has reported an update; they count with the cell's row in ``members``."""
 
 
-class RootLedger(Ledger):
+class RootLedger(RootReading, Ledger):
     """A run's durable state at the root: members are cells, updates are those of their devices.
 
     Args:
@@ -99,54 +102,6 @@ class RootLedger(Ledger):
         """The round's updates of all cells, or one that stands for them."""
         return self._gathered(round_id).updates
 
-    def accepted(self, round_id: int) -> Iterator[Accepted]:
-        """Of the devices in all cells, sorted by device_id; of one in two what the first says."""
-        rows = self._db.execute(
-            "SELECT device_id, transfer_id, record, norms FROM reported WHERE round_id = ?"
-            " AND cell IN (SELECT device_id FROM members WHERE round_id = ? AND file IS NOT NULL)"
-            " ORDER BY device_id, length(cell), cell",
-            (round_id, round_id),
-        )
-        before = None
-        for device_id, transfer_id, record, norms in rows:
-            if device_id != before:
-                yield Accepted(
-                    device_id=device_id,
-                    transfer_id=transfer_id,
-                    record=msgspec.json.decode(record, type=UpdateRecord),
-                    norms=msgspec.json.decode(norms, type=dict[str, float]),
-                )
-            before = device_id
-
-    def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
-        """All committed rounds, in order; their participants are devices."""
-        counts = dict(
-            self._db.execute(
-                "SELECT round_id, count(DISTINCT device_id) FROM reported GROUP BY round_id"
-            )
-        )
-        return tuple(
-            msgspec.structs.replace(one, participants=counts.get(one.round_id, 0))
-            for one in super().committed(traffic)
-        )
-
-    def cells(self) -> tuple[CellRecord, ...]:
-        """The cells that have reported, by name."""
-        counts = self._db.execute(
-            "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
-            " ORDER BY length(cell), cell"
-        ).fetchall()
-        last = dict(self.traffic.latest())
-        return tuple(
-            CellRecord(
-                id=name,
-                devices=count,
-                bytes_up=last[name].bytes_up if name in last else 0,
-                bytes_down=last[name].bytes_down if name in last else 0,
-            )
-            for name, count in counts
-        )
-
     def _gathered(self, round_id: int) -> GatheredRound:
         files = self._db.execute(
             "SELECT file FROM members WHERE round_id = ? AND file IS NOT NULL", (round_id,)
@@ -160,8 +115,7 @@ class _Orders(Payloads):
     def payload_for(self, round_id: int, device_id: str) -> PayloadFile:
         """The order of a round."""
         if device_id not in self._sent or self._sent[device_id].round_id != round_id:
-            norms = [one.update_norms for one in self._ledger.committed()]
-            order = Order(round_id=round_id, update_norms=norms[-1] if norms else {})
+            order = Order(round_id=round_id, update_norms=self._ledger.last_norms())
             path = self._folder / f"{order.round_id:06d}.order"
             if not path.exists():
                 replace_whole(path, encode_order(self._state_of(round_id), order))

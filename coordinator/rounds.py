@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -20,11 +20,10 @@ from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
-from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
 from protofleet.federation import membership, schedule
-from protofleet.federation.claims import learned_bounds
-from protofleet.federation.records import PrivacyRecord, UpdateRecord
+from protofleet.federation.claims import LearnedBounds
+from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
@@ -40,7 +39,6 @@ class Rounds:
         server: the server's half of the rounds.
         ledger: of the run folder.
         endpoint: to the devices.
-        results: what is written after each round.
         reporter: told what happens, as ``sink`` is.
         sink: told of each closed round.
         registry: of devices, for the chunks that they take.
@@ -62,7 +60,6 @@ class Rounds:
         ledger: Ledger,
         endpoint: CoordinatorEndpoint,
         *,
-        results: Results,
         reporter: Reporter,
         sink: events.Sink,
         registry: Registry,
@@ -72,7 +69,7 @@ class Rounds:
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
         self._schedule = self._make_schedule()
-        self._results, self._reporter, self._sink = results, reporter, sink
+        self._reporter, self._sink = reporter, sink
         self._registry, self._totals, self._announcer = registry, totals, announcer
         self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
@@ -81,7 +78,7 @@ class Rounds:
         self.payloads = self._make_payloads()
         self._announced = 0
         self.blob_bytes_up = self.blob_bytes_down = 0
-        self._learn_bounds()
+        self._bounds = LearnedBounds(ledger.update_norms())
 
     def _make_schedule(self) -> schedule.Schedule:
         return self.server.plan.schedule(lambda: self.server_state)
@@ -239,7 +236,7 @@ class Rounds:
             outcome,
             update_norms=update_norms,
             privacy=self.server.spent(
-                before, self._ledger.devices.most_invitations(), final=action.final
+                before, self._ledger.devices.most_invitations, final=action.final
             ),
         )
 
@@ -280,7 +277,8 @@ class Rounds:
         round_id, final = self.state.round_id, self.state.final
         cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
-        scores = self.server.score(self.server_state, self._recorded(round_id), final=final)
+        records = (one.record for one in self._ledger.accepted(round_id))
+        scores = self.server.score(self.server_state, records, final=final)
         self._ledger.commit_round(
             self.server_state,
             scores,
@@ -292,8 +290,8 @@ class Rounds:
             privacy=privacy,
         )
         self._reporter.aggregated(round_id, outcome)
-        self._learn_bounds()
-        closed = msgspec.structs.asdict(self._results.write().rounds[-1])
+        self._bounds.add(update_norms)
+        closed = msgspec.structs.asdict(self._ledger.committed_round(round_id))
         # Heartbeats about the last updates are still under way.
         closed["bytes_up"] = max(closed["bytes_up"], self.blob_bytes_up)
         closed["bytes_down"] = max(closed["bytes_down"], self.blob_bytes_down)
@@ -301,12 +299,6 @@ class Rounds:
         self.apply(schedule.StateCommitted())
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
-
-    def _recorded(self, round_id: int) -> Iterator[UpdateRecord]:
-        """What the round's devices say of themselves, read once: for its scores and the results."""
-        for one in self._ledger.accepted(round_id):
-            self._results.add(one)
-            yield one.record
 
     def _announce_round(self) -> None:
         """Tell all devices that a round has opened, if one of them may have to know.
@@ -319,9 +311,10 @@ class Rounds:
         if round_id >= due or round_id >= self._schedule.last_round - 1 or not self._announced:
             self.announce()
 
-    def _learn_bounds(self) -> None:
+    @property
+    def bounds(self) -> Mapping[str, float]:
         """How far updates may go, as the rounds in the ledger show it."""
-        self.bounds = learned_bounds(self._ledger.update_norms())
+        return self._bounds.now
 
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""

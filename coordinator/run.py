@@ -24,6 +24,7 @@ from protofleet.coordinator.events import Sink
 from protofleet.coordinator.expiry import Expiry
 from protofleet.coordinator.lease import Claim, Lease, kept
 from protofleet.coordinator.ledger import LOCK_S, Ledger
+from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
@@ -167,8 +168,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     with ledger, ExitStack() as stack:
         sink = EventLog(ledger.folder, sink)
         _check_rounds(config, ledger.state())
-        results = Results(
-            ledger,
+        about = RunAbout(
             strategy=plan.strategy.description.name,
             seed=config.seed,
             task=manifest.task,
@@ -176,6 +176,8 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
             codec=part.file.codec.text,
             switched_off=plan.sends.switched_off,
         )
+        ledger.run.note_about(about)
+        results = Results(ledger, about)
         members = expiry = None
         protection = Plain()
         if config.keys is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.coordinator.lease import Tenure
+from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.errors import InputError
 from protofleet.federation.records import Scores
 
@@ -59,18 +60,13 @@ class RunRows:
         """Keep a bound of the sequences of announcements that are about to go out."""
         self._set("announced", str(sequence))
 
-    def start(self) -> Scores:
-        """What ``note_start`` has kept; empty: nothing."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'start'").fetchone()
-        return Scores() if row is None else msgspec.json.decode(row[0], type=Scores)
-
     def note_start(self, scores: Scores) -> None:
         """Keep what the server's model was scored before the first round."""
-        with self._db:
-            self._db.execute(
-                "INSERT OR REPLACE INTO meta (key, value) VALUES ('start', ?)",
-                (msgspec.json.encode(scores).decode(),),
-            )
+        self._keep("start", scores)
+
+    def note_about(self, about: RunAbout) -> None:
+        """Keep what the results say of the run, for who makes them from the ledger."""
+        self._keep("about", about)
 
     def tenure(self, boot_id: str) -> Tenure:
         """What the folder knows of leases; ``boot_id`` is that of this process.
@@ -90,6 +86,11 @@ class RunRows:
     def _value(self, key: str) -> str:
         found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
         return found
+
+    def _keep(self, key: str, value: msgspec.Struct) -> None:
+        text = msgspec.json.encode(value).decode()
+        with self._db:
+            self._db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (key, text))
 
     def _set(self, key: str, value: str) -> None:
         with self._db:

@@ -65,7 +65,7 @@ class Service:
         server: the server's half of the rounds.
         ledger: of the run folder.
         endpoint: not yet started.
-        results: what is written after each round.
+        results: what is written when the run pauses, stops or ends.
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
         expiry: of a federation with keys; what ends by the calendar is renewed and told.
@@ -103,7 +103,7 @@ class Service:
             totals.known, time.monotonic(), plan.config.limits.connections_per_s
         )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self.switched = self._draining = False
+        self.switched = self._draining = self._paused = False
         self._registry = self._make_registry(server)
         self._rollouts = Rollouts(
             ledger.rollouts,
@@ -128,7 +128,6 @@ class Service:
             server,
             ledger,
             endpoint,
-            results=results,
             reporter=self._reporter,
             sink=sink,
             registry=self._registry,
@@ -245,6 +244,9 @@ class Service:
         now = time.monotonic()
         if self._operation.news():
             self._obey()
+        before, self._paused = self._paused, bool(self._operation.hold(self._rounds.state))
+        if self._paused and not before:
+            self._results.write()  # by the time that it is told, they are there
         if self._operation.report(self._rounds.state):
             self._rounds.announce()
         if self._expiry is not None and self._expiry.watch(now):
@@ -532,9 +534,9 @@ class Service:
 
     def _finish(self) -> events.Finished:
         """Write the final global state and the final results."""
-        aggregated = sum(not done.final for done in self._ledger.committed())
-        self._save_model(aggregated)
         record = self._results.write()
+        aggregated = len(record.aggregated)
+        self._save_model(aggregated)
         return events.Finished(
             rounds=aggregated, scores=record.scores, result=str(self._results.path)
         )

@@ -140,10 +140,11 @@ def check_ledger(run_dir: Path) -> None:
         found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(found)
-        _check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
 
 
-def _check_format(run_dir: Path, meta: Mapping[str, str]) -> None:
+def check_format(run_dir: Path, meta: Mapping[str, str]) -> None:
+    """Raise InputError if a ledger, whose ``meta`` it is, has another version's format."""
     if meta.get("format") != str(FORMAT):
         raise InputError(
             f"run folder {run_dir}: its ledger has format {meta.get('format')}, this version "
@@ -251,7 +252,7 @@ def _read(run_dir: Path) -> _Found:
         raise not_started(run_dir)
     with opened_ledger(run_dir) as db:
         meta = dict(db.execute("SELECT key, value FROM meta"))
-        _check_format(run_dir, meta)
+        check_format(run_dir, meta)
         row = db.execute(
             "SELECT round_id, phase, final, size FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()

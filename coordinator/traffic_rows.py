@@ -17,6 +17,11 @@ _PAID = (
 )
 """What each device paid in each round: its totals less those before."""
 
+_BEFORE = (
+    "coalesce((SELECT {} FROM traffic AS earlier WHERE earlier.device_id = now.device_id"
+    " AND earlier.round_id < now.round_id ORDER BY round_id DESC LIMIT 1), 0)"
+)
+
 
 class TrafficRows:
     """The ledger's table ``traffic``.
@@ -56,6 +61,17 @@ class TrafficRows:
         )
         for device_id, up, down, rss in rows:
             yield device_id, Totals(bytes_up=up, bytes_down=down, peak_rss_bytes=rss)
+
+    def of_round(self, round_id: int) -> tuple[int, int]:
+        """What all devices together sent and received in a round, as far as they have told."""
+        self._write()
+        up, down = self._db.execute(
+            f"SELECT total(max(bytes_up - {_BEFORE.format('bytes_up')}, 0)),"  # noqa: S608 - ours
+            f" total(max(bytes_down - {_BEFORE.format('bytes_down')}, 0))"
+            " FROM traffic AS now WHERE round_id = ?",
+            (round_id,),
+        ).fetchone()
+        return int(up), int(down)
 
     def by_device(self) -> Iterator[tuple[str, tuple[RoundBytes, ...]]]:
         """Each device and what it paid in each round, both in order."""

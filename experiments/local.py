@@ -201,7 +201,7 @@ class _Engine:
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,
             # Of a client that was in every round, which is the most that one can have.
-            privacy=self._server.spent(run.server, round_id, final=final),
+            privacy=self._server.spent(run.server, lambda: round_id, final=final),
             update_norms=self._server.update_norms(admitted),
             figures=self._server.figures(server) | self._diagnosed(server),
             costs=_mean_costs([one.costs for one in results.values()]),

@@ -105,18 +105,43 @@ def median_norms(norms: Iterable[Norms]) -> dict[str, float]:
     return {group: float(np.median(column)) for group, column in sorted(columns.items())}
 
 
-def learned_bounds(rounds: Iterable[Norms]) -> dict[str, float]:
-    """Bounds of the next round's differences, from ``median_norms`` of the rounds before.
+class LearnedBounds:
+    """How far updates may differ from their payloads, by group, as the rounds before show it.
 
     Each is ``MULTIPLE`` times the largest of the last ten rounds in which something moved: a model
     that has been spoilt needs long ways back, and a minority moves no median.
+
+    Args:
+        rounds: ``median_norms`` of the rounds before, in order.
+
+    Attributes:
+        now: by group, for the next round.
     """
-    recent: dict[str, deque[float]] = {}
-    for one in rounds:
-        for group, norm in one.items():
+
+    def __init__(self, rounds: Iterable[Norms] = ()) -> None:
+        self._recent: dict[str, deque[float]] = {}
+        self.now: dict[str, float] = {}
+        for one in rounds:
+            self._note(one)
+        self._learn()
+
+    def add(self, norms: Norms) -> None:
+        """Another round has ended."""
+        self._note(norms)
+        self._learn()
+
+    def _note(self, norms: Norms) -> None:
+        for group, norm in norms.items():
             if norm > 0:
-                recent.setdefault(group, deque(maxlen=_ROUNDS)).append(norm)
-    return {group: MULTIPLE * max(norms) for group, norms in recent.items()}
+                self._recent.setdefault(group, deque(maxlen=_ROUNDS)).append(norm)
+
+    def _learn(self) -> None:
+        self.now = {group: MULTIPLE * max(norms) for group, norms in self._recent.items()}
+
+
+def learned_bounds(rounds: Iterable[Norms]) -> dict[str, float]:
+    """``LearnedBounds`` of all rounds at once."""
+    return LearnedBounds(rounds).now
 
 
 def relaxed_bounds(bounds: Norms, attempt: int) -> dict[str, float]:

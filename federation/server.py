@@ -259,18 +259,18 @@ class Server:
         return state
 
     def spent(
-        self, before: ServerState, participations: int, *, final: bool
+        self, before: ServerState, participations: Callable[[], int], *, final: bool
     ) -> PrivacyRecord | None:
         """What a run has spent with the round that followed on ``before``; None without noise.
 
         Args:
             before: as the round began.
-            participations: rounds to which the device was invited that was to most.
+            participations: counts the rounds to which the device was invited that was to most.
             final: whether it was the final fit.
         """
         if final or self.plan.privacy is None:
             return None
-        return self.plan.privacy.record(before, participations)
+        return self.plan.privacy.record(before, participations())
 
     def update_norms(self, admitted: Sequence[Admitted]) -> dict[str, float]:
         """What bounds the next rounds' differences (``RoundRecord.update_norms``).

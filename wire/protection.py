@@ -443,7 +443,7 @@ def name_in(payload: bytes) -> Announcement:
     Raises:
         RefusedError: it is none.
     """
-    start = 0 if payload.startswith(b"{") else SIGNATURE_BYTES
+    start = SIGNATURE_BYTES if is_signed(payload) else 0
     return decode(payload[start:], Announcement)
 
 
@@ -452,8 +452,13 @@ def _signed(key: Ed25519PrivateKey, message: Message, topic: str) -> bytes:
     return sign(key, _purpose(message), _place(topic, body)) + body
 
 
+def is_signed(payload: bytes) -> bool:
+    """Whether a record's JSON stands behind a signature, which may begin as JSON does."""
+    return not payload.startswith(b'{"type"')
+
+
 def _unverified(payload: bytes, kind: type[M]) -> M:
-    if payload.startswith(b'{"type"'):
+    if not is_signed(payload):
         name = kind.__struct_config__.tag
         raise RefusedError("signature", f"{name}: expected a signed one, got one without keys")
     if len(payload) > SIGNATURE_BYTES + MAX_MESSAGE_BYTES:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from protofleet.coordinator.ledger_reading import reading_of
 from protofleet.errors import InputError
 from protofleet.federation.records import StatisticRows, UpdateRecord
 from protofleet.hub.dashboard.reading import own_score
@@ -17,7 +18,6 @@ from protofleet.units import median
 
 _record = msgspec.json.Decoder(UpdateRecord).decode
 _HISTORY = 500
-_MOST_BYTES = 32 << 20
 
 
 class DeviceRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +69,6 @@ class RoundTimes(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: dict[str, dict[str, float]]
 
 
-class _Outputs(msgspec.Struct):
-    outputs: tuple[str, ...] = ()
-
-
 def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
     """A device's history from the ledger.
 
@@ -86,6 +82,7 @@ def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
             (device_id, _HISTORY),
         ).fetchall()
         paid = _paid(db, device_id)
+        about = reading_of(db, folder).about()
     found, confusion = [], None
     for round_id, text, counted_in in reversed(rows):
         up, down = paid.get(round_id, (0, 0))
@@ -110,7 +107,9 @@ def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
                 bytes_down=down,
             )
         )
-    return DeviceHistory(rounds=tuple(found), confusion=confusion, outputs=_outputs(folder))
+    return DeviceHistory(
+        rounds=tuple(found), confusion=confusion, outputs=() if about is None else about.outputs
+    )
 
 
 def read_round(folder: Path, round_id: int) -> RoundTimes | None:
@@ -151,16 +150,6 @@ def _paid(db: sqlite3.Connection, device_id: str) -> dict[int, tuple[int, int]]:
         paid[round_id] = (max(0, total_up - up), max(0, total_down - down))
         up, down = total_up, total_down
     return paid
-
-
-def _outputs(folder: Path) -> tuple[str, ...]:
-    path = folder / "devices.json"
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            return ()
-        return msgspec.json.decode(path.read_bytes(), type=_Outputs).outputs
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return ()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from protofleet.bundle import Bundle
+from protofleet.coordinator.results import refresh
 from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
@@ -172,7 +173,7 @@ def read_results(run_dir: Path | str) -> Results:
             or the ``run_dir`` of a coordinator.
 
     Returns:
-        The results so far.
+        The results so far, of a coordinator that runs as of its last committed round.
 
     Raises:
         MissingDataError: there is no ``result.json``.
@@ -180,6 +181,7 @@ def read_results(run_dir: Path | str) -> Results:
     """
     folder = Path(run_dir)
     path = folder / _RESULT
+    refresh(folder)
     found = load_record(path, dict[str, Any])
     if "experiment" in found:
         method = load_record(path, MethodResult)

@@ -47,10 +47,13 @@ def report(runs: tuple[Path, ...], *, page: Path | None, as_json: bool) -> None:
 def _compare(runs: tuple[Path, ...], page: Path | None, *, as_json: bool) -> None:
     import msgspec
 
+    from protofleet.coordinator.results import refresh
     from protofleet.federation.records import RunRecord, load_record
     from protofleet.report import compare, differing_settings, write_comparison
 
     folders = [path if path.is_dir() else path.parent for path in runs]
+    for folder in folders:
+        refresh(folder)
     files = [path / "result.json" if path.is_dir() else path for path in runs]
     records = [load_record(file, RunRecord) for file in files]
     if page is not None:

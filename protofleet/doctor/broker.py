@@ -27,6 +27,7 @@ from protofleet.wire.broker_access import BrokerAccess, peer_certificate, unchec
 from protofleet.wire.chunks import MAX_PACKET_BYTES
 from protofleet.wire.identity import SIGNATURE_BYTES
 from protofleet.wire.messages import LeaseRecord
+from protofleet.wire.protection import is_signed
 from protofleet.wire.topics import COORDINATOR, PREFIX, is_retained
 
 _SOON = dt.timedelta(days=30)
@@ -235,8 +236,7 @@ def _is_foreign(message: Heard) -> bool:
 
 def _record(message: Heard) -> bytes:
     """Without the signature, where the federation has keys; nobody checks it here."""
-    signed = not message.payload.startswith(b"{")
-    return message.payload[SIGNATURE_BYTES:] if signed else message.payload
+    return message.payload[SIGNATURE_BYTES:] if is_signed(message.payload) else message.payload
 
 
 def _lease(message: Heard) -> LeaseRecord | None:

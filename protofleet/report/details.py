@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.coordinator.results import refresh
 from protofleet.coordinator.status import read_identity
 from protofleet.errors import InputError, MissingDataError
 from protofleet.federation.records import (
@@ -107,6 +108,7 @@ def details_of_folder(run_dir: Path) -> Details:
     """
     if (run_dir / "details.json").is_file():
         return load_details(run_dir / "details.json")
+    refresh(run_dir)
     identity = read_identity(run_dir)
     if not (run_dir / "devices.json").is_file():
         begun = "no round of this run is committed yet" if identity else "this is no run's folder"

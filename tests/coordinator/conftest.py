@@ -14,6 +14,7 @@ from tiny_plan import tiny
 
 from protofleet.coordinator import attendance, rounds, service
 from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.federation.records import Costs
@@ -47,13 +48,13 @@ class Federation:
         self.endpoint = FakeCoordinatorEndpoint(self.folder / "partial", self.clock, flat)
         plan, run_dir = self.plan, self.plan.config.run_dir
         with Ledger(run_dir, plan.identity) as ledger:
-            results = Results(
-                ledger,
+            about = RunAbout(
                 strategy="fedavg",
                 seed=0,
                 task="classification",
                 outputs=plan.bundle.manifest.classes,
             )
+            results = Results(ledger, about)
             service = Service(
                 self.server, ledger, self.endpoint, results=results, sink=self.events.append
             )

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
-from protofleet.coordinator.results import Results
+from protofleet.coordinator.results import Results, refresh
 from protofleet.federation.records import (
     Costs,
     EvaluationRecord,
@@ -31,7 +32,7 @@ def ledger(tmp_path):
         yield made
 
 
-def _play_round(ledger, folder, round_id, *, final=False):
+def _play_round(ledger, folder, round_id, *, final=False, train_step_ms=(1.0, 3.0)):
     ledger.open_round(round_id, ("a", "b"), 10.0, final=final)
     for client_id in ("a", "b"):
         record = UpdateRecord(
@@ -40,7 +41,7 @@ def _play_round(ledger, folder, round_id, *, final=False):
             num_examples=4,
             evaluation=EvaluationRecord(own=((round_id, 0), (0, 1))),
             costs=Costs(
-                train_step_ms=(1.0, 3.0), infer_ms=(0.5,), peak_rss_bytes=7, backend="litert"
+                train_step_ms=train_step_ms, infer_ms=(0.5,), peak_rss_bytes=7, backend="litert"
             ),
         )
         path = folder / client_id
@@ -54,11 +55,12 @@ def _play_round(ledger, folder, round_id, *, final=False):
     ledger.commit_round(state, _scored(1 / round_id), 12.5, keep_states=1)
 
 
+_ABOUT = RunAbout(strategy="fedavg", seed=5, task="classification", outputs=("x", "y"))
 _FILES = ("result.json", "devices.json")
 
 
 def _results(ledger):
-    return Results(ledger, strategy="fedavg", seed=5, task="classification", outputs=("x", "y"))
+    return Results(ledger, _ABOUT)
 
 
 def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_path):
@@ -66,8 +68,6 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        for one in ledger.accepted(round_id):
-            results.add(one)
         results.write()
     found = json.loads(results.path.read_text())
     assert [r["round_id"] for r in found["rounds"]] == [1, 2]
@@ -97,37 +97,33 @@ def test_a_final_fit_is_a_row_of_its_own_kind_and_what_the_summary_quotes(ledger
     assert record.scores.personalisation["accuracy"].mean == 1 / 5
 
 
-def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):
-    results = _results(ledger)
+def test_whoever_reads_a_run_that_goes_on_has_the_same_results_made(ledger, tmp_path):
+    refresh(tmp_path)
+    ledger.run.note_about(_ABOUT)
+    refresh(ledger.folder)
+    assert not (ledger.folder / "result.json").exists(), "no round is committed"
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
-        for one in ledger.accepted(round_id):
-            results.add(one)
-    results.write()
-    written = [(ledger.folder / name).read_bytes() for name in _FILES]
     _results(ledger).write()
+    written = [(ledger.folder / name).read_bytes() for name in _FILES]
+    for name in _FILES:
+        (ledger.folder / name).unlink()
+    ledger.run.note_about(_ABOUT)
+    refresh(ledger.folder)
     assert [(ledger.folder / name).read_bytes() for name in _FILES] == written
 
 
-def test_samples_of_a_large_fleet_take_no_more_memory_than_those_of_a_small_one(
-    ledger, monkeypatch
+def test_latencies_are_the_last_of_each_device_and_in_a_large_fleet_fewer(
+    ledger, tmp_path, monkeypatch
 ):
-    """Each device has an equal share of what is kept in all, and its latest."""
     monkeypatch.setattr("protofleet.coordinator.results._SAMPLES_IN_ALL", 6)
-    results = _results(ledger)
-    for name in ("a", "b", "c"):
-        for round_id in (1, 2):
-            costs = Costs(train_step_ms=(float(round_id),) * 3, phases_s={"train": 1.0})
-            record = UpdateRecord(client_id=name, round_id=round_id, num_examples=4, costs=costs)
-            results.add(Accepted(device_id=name, transfer_id="t", record=record))
-    results.write()
+    for round_id in (1, 2, 3):
+        _play_round(ledger, tmp_path, round_id, train_step_ms=(float(round_id), 9.0))
+    _results(ledger).write()
     devices = json.loads((ledger.folder / "devices.json").read_bytes())["devices"]
-    assert [one["train_step_ms"] for one in devices] == [
-        [1.0] * 3 + [2.0] * 3,
-        [2.0] * 3,
-        [2.0] * 2,
-    ]
-    assert [one["phases_s"] for one in devices] == [{"train": 1.0}] * 3
+    assert [one["train_step_ms"] for one in devices] == [[9.0, 3.0, 9.0]] * 2
+    assert [one["infer_ms"] for one in devices] == [[0.5] * 3] * 2
+    assert [one["rounds"] for one in devices] == [3, 3]
 
 
 def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_counted(
@@ -137,26 +133,7 @@ def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_co
         ledger.traffic.note(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
     results = _results(ledger)
     _play_round(ledger, tmp_path, 1)
-    for one in ledger.accepted(1):
-        results.add(one)
     (done,) = results.write().rounds
     assert (done.bytes_up, done.bytes_down) == (203, 146)
     found = json.loads(results.path.read_text())["devices"]
     assert [(one["id"], one["bytes_up"]) for one in found] == [("a", 100), ("b", 100)]
-
-
-def test_a_device_that_tells_nothing_has_no_objects_of_its_own(ledger):
-    """Thousands of devices may tell nothing but their number of examples."""
-    results = _results(ledger)
-    for name in ("a", "b"):
-        record = UpdateRecord(
-            client_id=name,
-            round_id=1,
-            num_examples=4,
-            evaluation=EvaluationRecord(more={}),
-            costs=Costs(phases_s={}, cpu_s={}),
-        )
-        results.add(Accepted(device_id=name, transfer_id="t", record=record))
-    ours, theirs = results._devices.values()
-    shared = ("train_step_ms", "infer_ms", "evaluation", "phases_s", "cpu_s")
-    assert all(getattr(ours, name) is getattr(theirs, name) for name in shared)

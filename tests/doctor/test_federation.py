@@ -88,7 +88,7 @@ def test_a_run_of_other_settings_and_a_damaged_ledger_are_problems(told, file, t
     assert levels(told(tmp_path / "run"), "run.ledger") == ["ok"]
     ledger = tmp_path / "run" / "ledger.sqlite"
     data = bytearray(ledger.read_bytes())
-    data[200:3000] = bytes(2800)
+    data[100:4000] = bytes(3900)
     ledger.write_bytes(data)
     assert "restore the folder" in the(told(tmp_path / "run"), "run.ledger")["text"]
 

@@ -166,6 +166,15 @@ def test_announcements_rise_over_restarts_with_a_clock_that_went_back(keyed, mon
     assert name_in(first).handshake.sequence < name_in(second).handshake.sequence
 
 
+def test_an_announcement_is_read_whatever_byte_its_signature_begins_with(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    seen = set()
+    while ord("{") not in seen:
+        payload = coordinator.write(_ANNOUNCEMENT, _ALL, "")
+        seen.add(payload[0])
+        assert name_in(payload).federation == _ANNOUNCEMENT.federation
+
+
 def test_a_presence_counts_for_one_process_of_the_coordinator(keyed):
     """Between runs and over restarts: what answers another nonce is out of date."""
     coordinator = CoordinatorProtection(keyed.coordinator())
