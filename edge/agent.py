@@ -27,15 +27,18 @@ from protofleet.edge.participation import Participation
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.storage import StorageWait
+from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingThread
 from protofleet.edge.upgrade import Upgrades
 from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import RefusedError, StorageError, UnavailableError
+from protofleet.printable import shell_word
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, BundleOffer, Task
+from protofleet.wire.protection import KEYS
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
@@ -95,7 +98,7 @@ class Agent:
             self._store, self._participation, self._tell_held, lambda: self._stopped
         )
         self._finished_in, self._ask_from = 0, 0.0
-        self._waiting = WaitingLog(who.binding.federation, device)
+        self._waiting = WaitingLog(who.binding.federation, device, _how_to_enrol(self._store))
         self._round = CurrentRound(
             endpoint=device,
             store=self._store,
@@ -192,6 +195,8 @@ class Agent:
             case Rejected():
                 self._round.on_rejected(event)
             case Ignored():
+                if event.rule == KEYS:
+                    self._waiting.has_keys()
                 self._refusals.note("ignored a message", RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
@@ -426,3 +431,10 @@ class Agent:
         up, down = self._store.counters.totals
         figures = {"finished": self._finished, "bytes_up": up, "bytes_down": down}
         self._report("left", figures | {"refused": self._refusals.by_rule})
+
+
+def _how_to_enrol(store: Store) -> str:
+    return (
+        f"have it invited as '{store.device_id}', stop it, and enrol it: "
+        f"protofleet device enroll INVITATION --store {shell_word(store.folder)}"
+    )

@@ -41,14 +41,15 @@ class WaitingLog:
     Args:
         federation: of the device.
         endpoint: asked for the broker's other federations where the own one is not running there.
+        enrol: what to do where the federation has keys and this device none.
     """
 
-    def __init__(self, federation: str, endpoint: AskingEndpoint) -> None:
-        self._federation, self._endpoint = federation, endpoint
+    def __init__(self, federation: str, endpoint: AskingEndpoint, enrol: str = "") -> None:
+        self._federation, self._endpoint, self._enrol = federation, endpoint, enrol
         self._announcement: Announcement | None = None
         self._retained = False
         self._mismatch = ""
-        self._asked = self._told_mismatch = False
+        self._keys = self._asked = self._told_mismatch = False
         self.due = _NEVER
 
     def begin(self, now: float) -> None:
@@ -72,6 +73,15 @@ class WaitingLog:
         if mismatch and not self._told_mismatch and self.due < _NEVER:
             self._told_mismatch = True
             self.due = 0.0
+
+    def has_keys(self) -> None:
+        """The federation's announcement cannot be read, because this device is not enrolled.
+
+        Told at once, but believed no longer than until one can be read: anybody may have sent it.
+        """
+        if not self._keys and self._announcement is None and self.due < _NEVER:
+            self.due = 0.0
+        self._keys = True
 
     def report(self, now: float) -> dict[str, Any] | None:
         """What to tell now that ``due`` is over; None if there is nothing to tell yet."""
@@ -99,10 +109,16 @@ class WaitingLog:
 
     def _is_running(self) -> bool:
         known = self._announcement
-        return known is not None and known.phase != "finished" and not self._mismatch
+        if known is None:
+            return self._keys
+        return known.phase != "finished" and not self._mismatch
 
     def _awaited(self) -> str:
         known, name = self._announcement, self._federation
+        if known is None and self._keys:
+            return (
+                f"an enrolment: federation '{name}' has keys, and this device none; {self._enrol}"
+            )
         if known is None:
             return f"a coordinator of federation '{name}'; none has announced itself"
         if self._mismatch:

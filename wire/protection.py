@@ -46,6 +46,9 @@ from protofleet.wire.messages import (
 )
 from protofleet.wire.session import Handshake, Session, SessionTerms, derive_keys
 
+KEYS = "keys"
+"""Rule of a federation whose ends have to have keys, all or none."""
+_RECORD = b'{"type"'
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _SHARE = re.compile(r"[0-9a-f]{64}")
 _MOST_COUNT = 2**62
@@ -74,8 +77,11 @@ class Plain:
         """The record in ``payload``; None for one that is out of date and harms nobody.
 
         Raises:
-            RefusedError: it broke a rule.
+            RefusedError: it broke a rule; ``keys`` where the other end has them and this has none.
         """
+        if not self.sealed and payload[SIGNATURE_BYTES:].startswith(_RECORD):
+            name = kind.__struct_config__.tag
+            raise RefusedError(KEYS, f"{name}: signed with keys, and there are none at this end")
         return decode(self.open(payload, topic, device_id), kind)
 
     def seal(self, record: bytes, topic: str, device_id: str) -> bytes | None:  # noqa: ARG002 - of the keyed ends
@@ -454,7 +460,7 @@ def _signed(key: Ed25519PrivateKey, message: Message, topic: str) -> bytes:
 
 def is_signed(payload: bytes) -> bool:
     """Whether a record's JSON stands behind a signature, which may begin as JSON does."""
-    return not payload.startswith(b'{"type"')
+    return not payload.startswith(_RECORD)
 
 
 def _unverified(payload: bytes, kind: type[M]) -> M:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 import time
 
 import msgspec
 import pytest
+from brokers import wait_until
 from keyed_federation import DATA, keyed_config, outcome, part
-from threaded import CrashError, Federation
+from threaded import CrashError, Device, Federation
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.coordinator import events, expiry
+from protofleet.coordinator.invitations import find_meeting, invite
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
+from protofleet.edge import JoinOptions
 from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings
@@ -144,3 +150,40 @@ def test_a_device_of_another_federation_key_is_not_let_in(config, tmp_path):
     reports = [msgspec.to_builtins(report) for report in federation.reports]
     assert not any(report.get("device_id") == "eve" for report in reports)
     assert not any(name == "task" for name, _ in eve.events)
+
+
+def _keyless(config, store):
+    """A device that joins as in a federation without keys."""
+    options = JoinOptions(
+        broker=config.broker,
+        federation=config.federation,
+        bundle=config.bundle,
+        store=store,
+        device_id="carl",
+    )
+    return Device(options, part(3))
+
+
+def test_a_device_that_is_not_enrolled_says_so_and_what_it_says_enrols_it(config, tmp_path):
+    """It waits, because anybody may have sent what it hears; the command is run as it is said."""
+    store = tmp_path / "store of carl"
+    with Federation(msgspec.structs.replace(config, cohort=CohortSettings(minimum=3)), DATA) as lab:
+        carl = _keyless(config, store)
+        wait_until(lambda: any(name == "waiting" for name, _ in carl.events))
+        awaited = next(figures["awaited"] for name, figures in carl.events if name == "waiting")
+        carl.stop()
+        assert awaited.startswith("an enrolment: federation 'home' has keys, and this device none")
+        assert carl.events[-1][1]["refused"].keys() == {"keys"}
+        assert "invited as 'carl'" in awaited
+        with Members(config.keys, "home") as members:
+            meeting = find_meeting(members, config.broker)
+            invitation = invite(members, meeting, "carl", 3600, [].append)
+        words = shlex.split(
+            awaited.partition("enrol it: ")[2].replace("INVITATION", str(invitation))
+        )
+        assert words[0] == "protofleet"
+        subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
+        lab.devices["carl"] = Device(
+            JoinOptions(broker=None, federation=None, bundle=config.bundle, store=store), part(3)
+        )
+        assert [row["participants"] for row in lab.finish()["rounds"]] == [3, 3]

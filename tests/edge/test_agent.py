@@ -511,6 +511,16 @@ def test_a_device_that_nobody_coordinates_says_what_it_waits_for_at_growing_inte
     )
 
 
+def test_a_device_without_keys_tells_at_once_that_its_federation_has_some(device):
+    """Believed no longer than until an announcement can be read."""
+    signed = Ignored("", "keys", "announcement: signed with keys")
+    told = _waited(device, CONNECTED, signed, told=False)
+    assert told[0]["waited_s"] < 1
+    assert "protofleet device enroll INVITATION --store " in told[0]["awaited"]
+    told = _waited(device, CONNECTED, signed, device.announced())
+    assert "the next task: round 1 of 2" in told[-1]["awaited"]
+
+
 @pytest.mark.parametrize(
     ("changes", "awaited"),
     [

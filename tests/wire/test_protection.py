@@ -361,3 +361,23 @@ def test_what_a_successor_announces_comes_after_all_that_was_announced(keyed, mo
     monkeypatch.setattr("protofleet.wire.protection.time.time", lambda: 1.0)
     after.read(sent, _ALL, "", Announcement)
     device.read(after.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
+
+
+def test_an_end_without_keys_says_that_the_other_has_some(keyed):
+    """Not that a signature is no JSON."""
+    device, coordinator = (
+        DeviceProtection(keyed.device()),
+        CoordinatorProtection(keyed.coordinator()),
+    )
+    announced = coordinator.write(_ANNOUNCEMENT, _ALL, "")
+    device.read(announced, _ALL, "", Announcement)
+    signed = {
+        _ALL: (announced, Announcement),
+        _PRESENCE: (device.write(_ONLINE, _PRESENCE, "pi-7"), Presence),
+        _TOPICS.lease: (coordinator.write(_LEASE, _TOPICS.lease, ""), LeaseRecord),
+    }
+    for topic, (payload, kind) in signed.items():
+        with _refused("keys"):
+            Plain().read(payload, topic, "pi-7", kind)
+    with _refused("message-schema"):
+        Plain().read(bytes(80), _ALL, "", Announcement)
