@@ -57,11 +57,23 @@ def _extended(e: events.RoundExtended) -> str:
 
 
 def _closed(e: events.RoundClosed) -> str:
+    updates = f"{e.participants} updates"
+    if e.trained is not None and e.trained < e.participants:
+        of_them = "[yellow]none of a device with training examples: nothing was learnt[/yellow]"
+        updates += f" ({of_them if e.trained == 0 else f'{e.trained} of devices with examples'})"
     return (
         f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
-        f"{e.participants} updates, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
+        f"{updates}, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
         f"{_scores(e.scores)}{_privacy(e.privacy)}"
     )
+
+
+def _idle(e: events.Finished) -> str:
+    if not e.idle:
+        return ""
+    if e.idle == e.rounds:
+        return ", [yellow]in none of which a device had training examples[/yellow]"
+    return f", in [yellow]{e.idle}[/yellow] of which no device had training examples"
 
 
 def _privacy(spent: PrivacyRecord | None) -> str:
@@ -189,7 +201,7 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.Failed: lambda e: f"[red]ended[/red]: {_safe(e.reason)}",
     events.Finished: lambda e: (
-        f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
+        f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}{_idle(e)}"
         f"{_scores(e.scores, 'best ')}; "
         f"{_safe(e.result)}; to look at it: protofleet report "
         f"{_safe(shell_word(Path(e.result).parent))}"

@@ -329,9 +329,10 @@ class StorageBack(Report, frozen=True, kw_only=True, tag="storage_back"):
 
 
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
-    """All rounds are committed and the results written."""
+    """All rounds are committed and the results written; in ``idle`` of them no device trained."""
 
     rounds: int
+    idle: int = 0
     scores: Scores
     result: str
 

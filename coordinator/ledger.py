@@ -21,6 +21,7 @@ from protofleet.coordinator.ledger_reading import LedgerReading
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
     SCHEMA,
+    THINNED,
     Accepted,
     ArrivedUpdate,
     SpooledUpdates,
@@ -44,6 +45,8 @@ from protofleet.wire.messages import TransferOffer
 
 LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
+DETAILED_ROUNDS = 1000
+"""Of so many last rounds the ledger keeps what devices told of their latencies and scores."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_record = msgspec.json.Decoder(UpdateRecord).decode
@@ -337,10 +340,28 @@ class Ledger(LedgerReading):
                 " WHERE phase = 'committed' AND round_id < ?)",
                 (state.round_id - keep_states, oldest_task or state.round_id + 1),
             )
+            self._thin(state.round_id - DETAILED_ROUNDS)
             if privacy is not None:
                 record = msgspec.json.encode(privacy).decode()
                 self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
         self._sweep()
+
+    def _thin(self, round_id: int) -> None:
+        """Of the updates that counted in a round long ago, who took part and with what stays.
+
+        Rows that shrink in their place give no page back, so they are written anew.
+        """
+        rows = self._db.execute(
+            f"SELECT rowid, round_id, device_id, file, transfer_id, {THINNED}, '{{}}', NULL,"  # noqa: S608 - ours
+            " counted_in, admitted FROM members WHERE counted_in = ?",
+            (round_id,),
+        ).fetchall()
+        self._db.execute("DELETE FROM members WHERE counted_in = ?", (round_id,))
+        self._db.executemany(
+            "INSERT INTO members (rowid, round_id, device_id, file, transfer_id, record, norms,"
+            " class_counts, counted_in, admitted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            rows,
+        )
 
     def server_state(self, before: int = _NO_LIMIT) -> ServerState | None:
         """The state after the last committed round; None before the first.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from protofleet.coordinator.ledger_rows import NO_TRAFFIC, Accepted, Traffic
+from protofleet.coordinator.ledger_rows import IDLE, NO_TRAFFIC, Accepted, Traffic
 from protofleet.coordinator.traffic_rows import TrafficRows
 from protofleet.federation.records import (
     CellRecord,
@@ -26,10 +26,11 @@ _LAST = "(SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed
 _COUNTED, _REPORTED_IN = f"counted_in <= {_LAST}", f"round_id <= {_LAST}"
 _PEAK = "max(json_extract(record, '$.costs.peak_rss_bytes'))"
 _ROUNDS = (
-    "SELECT round_id, final, seconds, scores, update_norms, figures,"
+    "SELECT round_id, final, seconds, scores, update_norms, figures,"  # noqa: S608 - ours
     " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
     " (SELECT avg(counted_in - members.round_id) FROM members"
-    " WHERE counted_in = rounds.round_id)"
+    " WHERE counted_in = rounds.round_id),"
+    f" (SELECT count(*) FROM members WHERE counted_in = rounds.round_id AND {IDLE})"
     " FROM rounds LEFT JOIN privacy USING (round_id) WHERE phase = 'committed'"
 )
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
@@ -167,22 +168,17 @@ class RootReading(LedgerReading):
 
     def committed(self, traffic: Traffic = NO_TRAFFIC) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order; their participants are devices."""
-        counts = dict(
-            self._db.execute(
-                "SELECT round_id, count(DISTINCT device_id) FROM reported GROUP BY round_id"
-            )
-        )
+        rows = self._db.execute(f"{_TAKERS} GROUP BY round_id")
+        counts = {round_id: (devices, idle) for round_id, devices, idle in rows}
         return tuple(
-            msgspec.structs.replace(one, participants=counts.get(one.round_id, 0))
+            _of_devices(one, *counts.get(one.round_id, (0, 0)))
             for one in super().committed(traffic)
         )
 
     def committed_round(self, round_id: int) -> RoundRecord:
         """One of them."""
-        (count,) = self._db.execute(
-            "SELECT count(DISTINCT device_id) FROM reported WHERE round_id = ?", (round_id,)
-        ).fetchone()
-        return msgspec.structs.replace(super().committed_round(round_id), participants=count)
+        _, devices, idle = self._db.execute(f"{_TAKERS} WHERE round_id = ?", (round_id,)).fetchone()
+        return _of_devices(super().committed_round(round_id), devices, idle)
 
     def device_ids(self) -> list[str]:
         """Devices of whose updates cells have reported."""
@@ -227,6 +223,10 @@ class RootReading(LedgerReading):
         )
 
 
+_TAKERS = (
+    "SELECT round_id, count(DISTINCT device_id),"  # noqa: S608 - ours
+    f" count(DISTINCT CASE WHEN {IDLE} THEN device_id END) FROM reported"
+)
 _REPORTED = (
     "SELECT *, min(length(cell) || ' ' || cell) FROM reported WHERE EXISTS (SELECT 1 FROM members"
     " WHERE members.round_id = reported.round_id AND members.device_id = reported.cell"
@@ -254,8 +254,13 @@ def one_state(db: sqlite3.Connection) -> Iterator[None]:
         db.execute("ROLLBACK")
 
 
+def _of_devices(cells: RoundRecord, devices: int, idle: int) -> RoundRecord:
+    """A root's round, told of devices in the place of cells."""
+    return msgspec.structs.replace(cells, participants=devices, trained=devices - idle)
+
+
 def _round(row: tuple[Any, ...], paid: tuple[int, int]) -> RoundRecord:
-    round_id, final, seconds, scores, norms, figures, participants, privacy, staleness = row
+    round_id, final, seconds, scores, norms, figures, participants, privacy, staleness, idle = row
     return RoundRecord(
         round_id=round_id,
         final=bool(final),
@@ -268,4 +273,5 @@ def _round(row: tuple[Any, ...], paid: tuple[int, int]) -> RoundRecord:
         figures=_to_norms(figures),
         privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
         staleness=round(staleness or 0.0, 4),
+        trained=participants - idle,
     )

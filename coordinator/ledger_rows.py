@@ -20,6 +20,8 @@ Traffic = Mapping[int, tuple[int, int]]
 """What all devices sent and received in each round; in round 0 it is what it cost to join."""
 NO_TRAFFIC: Traffic = MappingProxyType({})
 
+IDLE = "json_extract(record, '$.num_examples') = 0"
+"""Of an update: its device had nothing to train on."""
 SCHEMA = f"""
 {ROLLOUTS}
 CREATE TABLE IF NOT EXISTS meta (
@@ -60,6 +62,7 @@ CREATE TABLE IF NOT EXISTS members (
 
 CREATE INDEX IF NOT EXISTS members_by_device ON members (device_id, round_id);
 CREATE INDEX IF NOT EXISTS members_by_count ON members (counted_in, device_id);
+CREATE INDEX IF NOT EXISTS members_idle ON members (counted_in) WHERE {IDLE};
 CREATE UNIQUE INDEX IF NOT EXISTS members_by_admission ON members (admitted);
 
 CREATE TABLE IF NOT EXISTS registrations (
@@ -116,6 +119,12 @@ CREATE TABLE IF NOT EXISTS traffic (
 
 CREATE INDEX IF NOT EXISTS traffic_by_round ON traffic (round_id);
 """
+
+THINNED = (
+    "json_remove(record, '$.evaluation', '$.costs.train_step_ms', '$.costs.infer_ms',"
+    " '$.costs.phases_s', '$.costs.cpu_s')"
+)
+"""A record of an update without what takes most of its room."""
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -15,7 +15,7 @@ import msgspec
 
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_reading import RootReading
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger_rows import THINNED, Accepted, ArrivedUpdate
 from protofleet.coordinator.payloads import PayloadFile, Payloads
 from protofleet.coordinator.registry import Device, Registry
 from protofleet.coordinator.rounds import Rounds
@@ -101,6 +101,16 @@ class RootLedger(RootReading, Ledger):
     def updates(self, round_id: int) -> Updates:  # type: ignore[override]
         """The round's updates of all cells, or one that stands for them."""
         return self._gathered(round_id).updates
+
+    def _thin(self, round_id: int) -> None:
+        super()._thin(round_id)
+        rows = self._db.execute(
+            f"SELECT round_id, device_id, cell, transfer_id, {THINNED}, '{{}}' FROM reported"  # noqa: S608 - ours
+            " WHERE round_id = ?",
+            (round_id,),
+        ).fetchall()
+        self._db.execute("DELETE FROM reported WHERE round_id = ?", (round_id,))
+        self._db.executemany("INSERT INTO reported VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def _gathered(self, round_id: int) -> GatheredRound:
         files = self._db.execute(

@@ -538,7 +538,10 @@ class Service:
         aggregated = len(record.aggregated)
         self._save_model(aggregated)
         return events.Finished(
-            rounds=aggregated, scores=record.scores, result=str(self._results.path)
+            rounds=aggregated,
+            idle=sum(one.trained == 0 for one in record.aggregated),
+            scores=record.scores,
+            result=str(self._results.path),
         )
 
     def _save_model(self, aggregated: int) -> None:

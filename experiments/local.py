@@ -197,6 +197,7 @@ class _Engine:
             final=final,
             seconds=seconds,
             participants=len(admitted),
+            trained=sum(one.record.num_examples > 0 for one in admitted),
             bytes_up=sum(len(one.update) for one in results.values()),
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,

@@ -123,6 +123,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
             (``types.ServerState.figures``); what is not finite is left out.
         costs: of the clients of an experiment; None: not told.
         staleness: by how many rounds the updates were late, on average.
+        trained: of the participants, those that had examples to train on; None: not told. Where it
+            is 0 nothing was learnt.
     """
 
     round_id: int
@@ -137,6 +139,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, float] = {}
     costs: ClientCosts | None = None
     staleness: float = 0.0
+    trained: int | None = None
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

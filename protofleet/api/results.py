@@ -72,6 +72,9 @@ class Results:
     def __str__(self) -> str:
         """A line for each section: how it was scored last, over the clients ±."""
         lines = [f"{self.strategy}, {len(self.rounds)} rounds, in {self.folder}"]
+        idle = sum(one.trained == 0 for one in self.rounds)
+        if idle:
+            lines.append(f"in {idle} of them no client had training examples: nothing was learnt")
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
         return "\n".join(lines)
 
@@ -79,10 +82,11 @@ class Results:
         """The rounds as flat rows, for ``pandas.DataFrame`` and the like.
 
         Returns:
-            A row for each round: ``round``, ``final``, ``seconds``, ``participants``, ``bytes_up``,
-            ``bytes_down``, ``staleness``, what the strategy tells by its own names, and for every
-            score its mean and its standard deviation over the clients, such as
-            ``personalisation.macro_f1`` and ``personalisation.macro_f1.std``; scores from 0 to 1.
+            A row for each round: ``round``, ``final``, ``seconds``, ``participants``, ``trained``
+            (of them, with examples), ``bytes_up``, ``bytes_down``, ``staleness``, what the strategy
+            tells by its own names, and for every score its mean and its standard deviation over the
+            clients, such as ``personalisation.macro_f1`` and ``personalisation.macro_f1.std``;
+            scores from 0 to 1.
         """
         return [_row(one) for one in self.rounds]
 
@@ -248,6 +252,7 @@ def _row(done: RoundRecord) -> dict[str, Any]:
         "final": done.final,
         "seconds": done.seconds,
         "participants": done.participants,
+        **({} if done.trained is None else {"trained": done.trained}),
         "bytes_up": done.bytes_up,
         "bytes_down": done.bytes_down,
         "staleness": done.staleness,

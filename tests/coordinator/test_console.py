@@ -53,6 +53,32 @@ def test_a_line_has_the_first_score_of_the_task():
     assert _plain(unscored) == f"finished after 2 rounds; {end}"
 
 
+def _round_of(participants, trained):
+    closed = events.RoundClosed(
+        round_id=3,
+        seconds=1.0,
+        participants=participants,
+        bytes_up=10,
+        bytes_down=10,
+        scores=Scores(),
+        trained=trained,
+    )
+    return _plain(closed)
+
+
+def test_a_round_in_which_nobody_trained_is_no_progress_and_says_so():
+    assert "2 updates (none of a device with training examples: nothing was learnt), " in (
+        _round_of(2, 0)
+    )
+    assert "3 updates (2 of devices with examples), " in _round_of(3, 2)
+    assert "3 updates, " in _round_of(3, 3)
+    assert "3 updates, " in _round_of(3, None)
+    all_idle = events.Finished(rounds=2, idle=2, result="r", scores=Scores())
+    assert "after 2 rounds, in none of which a device had training examples; " in _plain(all_idle)
+    one_idle = events.Finished(rounds=2, idle=1, result="r", scores=Scores())
+    assert "after 2 rounds, in 1 of which no device had training examples; " in _plain(one_idle)
+
+
 _TRAP = "\x1b]0;pwned\x07[red]x[/red] :smile:\n12:00:00 finished \u202e"
 
 

@@ -32,13 +32,13 @@ def ledger(tmp_path):
         yield made
 
 
-def _play_round(ledger, folder, round_id, *, final=False, train_step_ms=(1.0, 3.0)):
+def _play_round(ledger, folder, round_id, *, final=False, train_step_ms=(1.0, 3.0), examples=4):
     ledger.open_round(round_id, ("a", "b"), 10.0, final=final)
     for client_id in ("a", "b"):
         record = UpdateRecord(
             client_id=client_id,
             round_id=round_id,
-            num_examples=4,
+            num_examples=examples,
             evaluation=EvaluationRecord(own=((round_id, 0), (0, 1))),
             costs=Costs(
                 train_step_ms=train_step_ms, infer_ms=(0.5,), peak_rss_bytes=7, backend="litert"
@@ -137,3 +137,32 @@ def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_co
     assert (done.bytes_up, done.bytes_down) == (203, 146)
     found = json.loads(results.path.read_text())["devices"]
     assert [(one["id"], one["bytes_up"]) for one in found] == [("a", 100), ("b", 100)]
+
+
+def test_of_rounds_long_ago_the_ledger_keeps_who_took_part_and_the_results_the_rest(
+    ledger, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("protofleet.coordinator.ledger.DETAILED_ROUNDS", 2)
+    for round_id in (1, 2, 3, 4):
+        _play_round(ledger, tmp_path, round_id)
+    thin, whole = (next(ledger.accepted(round_id)) for round_id in (2, 3))
+    assert thin.record.costs == Costs(peak_rss_bytes=7, backend="litert")
+    assert thin.record.evaluation == EvaluationRecord()
+    assert (thin.record.num_examples, thin.transfer_id) == (4, "t")
+    assert whole.record.costs.train_step_ms == (1.0, 3.0)
+    record = _results(ledger).write()
+    assert [one.scores.personalisation["accuracy"].mean for one in record.rounds] == [
+        1,
+        1 / 2,
+        1 / 3,
+        1 / 4,
+    ]
+    devices = json.loads((ledger.folder / "devices.json").read_text())["devices"]
+    assert [(one["rounds"], one["train_step_ms"]) for one in devices] == [(4, [1.0, 3.0] * 2)] * 2
+
+
+def test_a_round_tells_how_many_of_its_devices_had_examples(ledger, tmp_path):
+    _play_round(ledger, tmp_path, 1)
+    _play_round(ledger, tmp_path, 2, examples=0)
+    assert [one.trained for one in _results(ledger).write().rounds] == [2, 0]
+    assert ledger.committed_round(2).trained == 0
