@@ -16,6 +16,7 @@ from protofleet.coordinator.rounds import Rounds
 from protofleet.coordinator.sightings import Sightings
 from protofleet.errors import RefusedError
 from protofleet.federation import schedule
+from protofleet.wire.events import Ignored
 from protofleet.wire.messages import Heartbeat, Presence
 
 _TWINS = (
@@ -156,6 +157,15 @@ class Attendance:
             self._appear(device_id)
         elif not self._registry.fits(device_id):
             self.on_unknown()
+
+    def on_ignored(self, event: Ignored) -> None:
+        """What came of a device broke a rule of the wire."""
+        error = RefusedError(event.rule, event.detail)
+        self._reporter.refused(event.device_id, error)
+        if event.rule == "session":
+            self.on_unknown()
+        elif event.rule == "revoked" and self._reporter.may_answer(event.device_id, error):
+            self._rounds.announce()  # the device itself is to know
 
     def on_unknown(self) -> None:
         """Ask a device that was heard, and has not presented itself, to do so."""

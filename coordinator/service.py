@@ -258,6 +258,7 @@ class Service:
             for device_id, serial in self._revocations.take(now):
                 if self._endpoint.end_session(device_id, serial):
                     self._attendance.revoked(device_id)
+                    self._rounds.announce()  # whose grant is no longer in force
         self._rollouts.epoch = self._announcer.epoch
         if self._rollouts.watch(now, self._rounds.state):
             self._rounds.announce()
@@ -317,9 +318,7 @@ class Service:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._reporter.refused(event.device_id, RefusedError(event.rule, event.detail))
-                if event.rule == "session":
-                    self._attendance.on_unknown()
+                self._attendance.on_ignored(event)
             case _:
                 assert_never(event)
 

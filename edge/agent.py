@@ -17,6 +17,7 @@ import time
 from typing import Any, assert_never
 
 from protofleet.edge.checks import AnnouncedRun, round_is_over
+from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound, Report
 from protofleet.edge.decide import Decision, DevicePhase, decide
 from protofleet.edge.identity import Identity
@@ -225,11 +226,16 @@ class Agent:
     def _on_disconnected(self, event: Disconnected) -> None:
         if event.final:
             name, place = self._who.device_id, self._who.binding.federation
-            remedy = (
-                f"; its account has to be called as this device, '{name}', and the list to serve "
+            forbidden = (
+                f"its account has to be called as this device, '{name}', and the list to serve "
                 f"federation '{place}'"
             )
-            raise UnavailableError(f"broker: {event.reason}{remedy if event.forbidden else ''}")
+            unknown = (
+                "the broker, and it alone, says that it does not take this device's account; if "
+                f"the operator has revoked the device, {REMEDY}"
+            )
+            remedy = forbidden if event.forbidden else unknown
+            raise UnavailableError(f"broker: {event.reason}; {remedy}")
         self._warn("no connection to the broker: %s; trying again", event.reason)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:

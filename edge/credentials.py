@@ -30,6 +30,8 @@ AHEAD_S = 30 * 86_400
 REMEDY = "ask for a new invitation, and: protofleet device enroll INVITATION"
 _KEY, _ENROLMENT, _MEMORY = "device.pem", "enrolment.json", "memory.json"
 
+_TELL_AGAIN_S = 3600.0
+
 _log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 _KeyText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -145,6 +147,20 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
         # Not against power loss: what then may be repeated is an announcement of the last minutes.
         replace_whole(own / _MEMORY, _encode(noted))
 
+    told_at = float("-inf")
+
+    def refused() -> None:
+        nonlocal told_at
+        if time.monotonic() >= told_at + _TELL_AGAIN_S:
+            told_at = time.monotonic()
+            _log.warning(
+                "the coordinator of federation %s says that this device's grant is no longer in "
+                "force: it was revoked, or replaced by a later one; until the device is enrolled "
+                "anew it takes no part: %s",
+                enrolment.federation,
+                REMEDY,
+            )
+
     return DeviceCredentials(
         federation=enrolment.federation,
         device_id=enrolment.device_id,
@@ -154,6 +170,7 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
         start=started.start,
         announced=started.announced,
         note=note,
+        refused=refused,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import time
 from collections.abc import Iterable
@@ -205,3 +206,8 @@ def _purpose(kind: type[Statement]) -> str:
 
 def _signed(purpose: str, message: bytes) -> bytes:
     return f"{_PURPOSE}{purpose}\0".encode() + message
+
+
+def grant_name(grant: str) -> str:
+    """Names a grant's statement, whole: 32 hex digits of its SHA-256."""
+    return hashlib.sha256(grant.encode()).hexdigest()[:32]

@@ -33,6 +33,7 @@ ReceiptName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 """The first digits of a transfer id."""
 RECEIPT_DIGITS = 12
 MOST_RECEIPTS = 2048
+MOST_REFUSED = 64
 """In an announcement: half of a packet."""
 
 Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -69,7 +70,8 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     ``certificate``: the federation key's statement about the key that signs the announcement.
     ``nonce``, ``share`` (X25519): hex, new at every process start. ``sequence``: rises with every
     announcement, over restarts and runs. ``rotations``: statements by which earlier federation
-    keys handed over, oldest first.
+    keys handed over, oldest first. ``refused``: names (``identity.grant_name``) of grants that this
+    process was shown, or had a session with, and that are no longer in force; the latest alone.
     """
 
     certificate: str
@@ -77,6 +79,7 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     share: str
     sequence: int
     rotations: tuple[str, ...] = ()
+    refused: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MOST_REFUSED)] = ()
 
 
 class BundleProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import hmac
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,7 @@ from protofleet.wire.identity import (
     CoordinatorCertificate,
     DeviceGrant,
     KeyRotation,
+    grant_name,
     read_statement,
     sign,
     sign_offer,
@@ -34,6 +36,7 @@ from protofleet.wire.identity import (
 )
 from protofleet.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MOST_REFUSED,
     Announcement,
     CoordinatorHandshake,
     DeviceHandshake,
@@ -139,6 +142,7 @@ class DeviceCredentials:
         start: of this process, higher than of every one before it.
         announced: sequence of the latest announcement that was ever heard.
         note: keeps a later sequence, and the federation key then in force, over restarts.
+        refused: called when a coordinator has signed that the grant is no longer in force.
     """
 
     federation: str
@@ -149,6 +153,7 @@ class DeviceCredentials:
     start: int
     announced: int
     note: Callable[[int, bytes], None]
+    refused: Callable[[], None] = lambda: None
 
 
 class DeviceProtection(_Keyed):
@@ -204,6 +209,8 @@ class DeviceProtection(_Keyed):
         if (handshake.sequence, trusted) != (self._announced, self._federation_key):
             self._own.note(handshake.sequence, trusted)
             self._announced, self._federation_key = handshake.sequence, trusted
+        if grant_name(self._own.grant) in handshake.refused:
+            self._own.refused()
         return announcement
 
     def seal(self, record: bytes, topic: str, device_id: str) -> bytes | None:  # noqa: ARG002 - only one peer
@@ -287,6 +294,7 @@ class _Peer:
     share: str
     sequence: int
     key: bytes
+    grant: str
     session: Session
 
     @property
@@ -306,6 +314,7 @@ class CoordinatorProtection(_Keyed):
         self._own = credentials
         self._announced = self._noted = credentials.announced
         self._peers: dict[str, _Peer] = {}
+        self._refused: deque[str] = deque(maxlen=MOST_REFUSED)
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
         """An announcement or a lease signed, anything else sealed for the device."""
@@ -324,6 +333,7 @@ class CoordinatorProtection(_Keyed):
             share=self._handshake.share.hex(),
             sequence=self._announced,
             rotations=self._own.rotations,
+            refused=tuple(self._refused),
         )
         return _signed(self._own.key, replace(message, handshake=handshake), topic)
 
@@ -356,7 +366,7 @@ class CoordinatorProtection(_Keyed):
             return self._last_will(payload, presence, handshake, topic, device_id)
         if handshake.answers != self._handshake.nonce.hex():
             return None
-        grant = self._own.grant(handshake.grant)
+        grant = self._granted(handshake.grant)
         if grant.device_id != device_id:
             raise RefusedError("grant", f"{device_id}: its grant is for '{grant.device_id[:64]}'")
         _verify(bytes.fromhex(grant.key), payload, presence, topic)
@@ -389,7 +399,20 @@ class CoordinatorProtection(_Keyed):
         if peer is None or peer.serial != serial:
             return False
         del self._peers[device_id]
+        self._note_refused(peer.grant)
         return True
+
+    def _granted(self, text: str) -> DeviceGrant:
+        try:
+            return self._own.grant(text)
+        except RefusedError as error:
+            if error.rule == "revoked":
+                self._note_refused(grant_name(text))
+            raise
+
+    def _note_refused(self, name: str) -> None:
+        if name not in self._refused:
+            self._refused.append(name)
 
     def _certified(self, certificate: str, payload: bytes, record: Message, topic: str) -> None:
         own = self._own
@@ -439,6 +462,7 @@ class CoordinatorProtection(_Keyed):
             share=handshake.share,
             sequence=handshake.sequence,
             key=bytes.fromhex(grant.key),
+            grant=grant_name(handshake.grant),
             session=Session(down, up),
         )
 

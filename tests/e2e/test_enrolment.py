@@ -16,17 +16,18 @@ from brokers import mosquitto, wait_until
 from deadly_writes import die_at_write
 from invited import Inviting, identity_of, password_of
 from secured_broker import secured
-from threaded import Federation, Thread
+from threaded import Device, Federation, Thread
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.broker import certificates
 from protofleet.coordinator import events
 from protofleet.coordinator.enrolment import EnrolmentService
-from protofleet.coordinator.invitations import find_meeting, invite
+from protofleet.coordinator.invitations import find_meeting, invite, revoke
 from protofleet.coordinator.members import KEY_FILE
 from protofleet.datasets import DeviceData
 from protofleet.edge import enrolment as edge_enrolment
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
+from protofleet.edge.join import JoinOptions
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
@@ -191,6 +192,22 @@ def test_a_running_coordinator_enrols_devices_that_take_part_and_follow_a_new_ke
     assert federation.finish()["rounds"][1]["participants"] == 2
     for name in federation.data:
         assert open_credentials(federation.store(name) / FOLDER).federation_key == new
+
+
+def test_a_revoked_device_says_that_the_broker_takes_its_account_no_more(own, tmp_path, key):
+    """The broker is told at once, a coordinator need not be there."""
+    bundle, store = tiny_bundle(tmp_path / "tiny.pfb", key), tmp_path / "iris"
+    with own.answering():
+        own.enrol(own.invite("iris"), store)
+    options = JoinOptions(broker=None, federation=None, bundle=bundle, store=store)
+    device = Device(options, _part(1))
+    wait_until(lambda: device.events)
+    with own.members() as members:
+        assert revoke(members, own.broker.folder, "iris", own.told.append)
+    with pytest.raises(UnavailableError, match=r"it alone, .* enroll INVITATION"):
+        device.thread.finish(30)
+    with pytest.raises(UnavailableError, match=r"it alone, .* enroll INVITATION"):
+        Device(options, _part(1)).thread.finish(30)
 
 
 def test_a_certificate_that_is_over_may_be_a_clock_that_is_wrong(tmp_path, monkeypatch):

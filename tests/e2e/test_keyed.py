@@ -107,17 +107,23 @@ def test_a_restarted_coordinator_and_device_meet_again(config):
     assert [row["participants"] for row in result["rounds"]] == [2, 2]
 
 
-def test_a_revoked_device_leaves_at_once_and_does_not_come_back(config):
+def test_a_revoked_device_leaves_at_once_is_told_and_does_not_come_back(config, caplog):
+    def told():
+        return caplog.text.count("grant is no longer in force: it was revoked")
+
     rounds = msgspec.structs.replace(config, rounds=1, cohort=CohortSettings(minimum=3))
     with Federation(rounds, DATA) as federation:
         federation.wait_for(lambda report: getattr(report, "live", 0) == 2)
         with Members(config.keys, "home") as members:
             assert members.revoke("berta")
         federation.wait_for(lambda report: getattr(report, "reason", "") == "revoked")
+        wait_until(lambda: told() == 1)
+        assert "protofleet device enroll INVITATION" in caplog.text
         federation.devices["berta"].stop()
         federation.start("berta")
         federation.wait_for(lambda report: getattr(report, "rule", "") == "revoked")
         assert getattr(federation.reports[-1], "live", 1) == 1
+        wait_until(lambda: told() == 2)  # its next process
 
 
 def test_a_federation_outlives_its_coordinators_certificate(config, monkeypatch):

@@ -545,7 +545,7 @@ def test_a_device_does_not_wait_while_it_trains_and_waits_anew_after_a_round(dev
 
 def test_a_lost_broker_is_waited_for_and_one_that_refuses_ends_the_device(device):
     ignored = Ignored(_NAME, "chunk-index", "too large")
-    with pytest.raises(UnavailableError, match="not authorised"):
+    with pytest.raises(UnavailableError, match=r"not authorised; .* it alone, .*new invitation"):
         device.play(
             CONNECTED,
             Disconnected("gone"),

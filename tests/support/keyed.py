@@ -38,6 +38,7 @@ class Keyed:
     starts: dict[str, int] = field(default_factory=dict)
     keys: dict[str, Ed25519PrivateKey] = field(default_factory=dict)
     revoked: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
 
     def coordinator(self, **changed: Any) -> CoordinatorCredentials:
         """Of a coordinator's process; ``changed`` replaces fields of its certificate."""
@@ -91,6 +92,7 @@ class Keyed:
             start=self.starts[device_id],
             announced=self.heard.get(device_id, 0),
             note=note,
+            refused=lambda: self.told.append(device_id),
         )
 
     def grant(self, text: str) -> DeviceGrant:

@@ -4,6 +4,7 @@ import itertools
 import time
 from dataclasses import replace
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from keyed import BUNDLE, Keyed, renamed
@@ -16,6 +17,7 @@ from protofleet.wire.messages import (
     LeaseRecord,
     Presence,
     TransferOffer,
+    decode,
     encode,
 )
 from protofleet.wire.protection import (
@@ -254,6 +256,44 @@ def test_a_revoked_device_is_refused_and_its_session_ends(keyed):
         coordinator.read(device.write(_BEAT, _STATUS, "pi-7"), _STATUS, "pi-7", Heartbeat)
     with _refused("revoked"):
         coordinator.read(device.write(_ONLINE, _PRESENCE, "pi-7"), _PRESENCE, "pi-7", Presence)
+
+
+def test_a_device_believes_the_coordinator_alone_that_its_grant_is_no_longer_in_force(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    device, _ = _met(keyed, coordinator)
+    other = DeviceProtection(keyed.device("pi-8"))
+    keyed.revoked.add("pi-7")
+    coordinator.end_session("pi-7", 1)
+    told = coordinator.write(_ANNOUNCEMENT, _ALL, "")
+    with _refused("statement"):
+        stranger = CoordinatorProtection(Keyed().coordinator()).write(_ANNOUNCEMENT, _ALL, "")
+        named = msgspec.structs.replace(
+            decode(stranger[64:], Announcement).handshake,
+            refused=decode(told[64:], Announcement).handshake.refused,
+        )
+        forged = encode(msgspec.structs.replace(_ANNOUNCEMENT, handshake=named))
+        device.read(stranger[:64] + forged, _ALL, "", Announcement)
+    with _refused("signature"):
+        device.read(bytes(64) + told[64:], _ALL, "", Announcement)
+    assert keyed.told == []
+    other.read(told, _ALL, "", Announcement)
+    device.read(told, _ALL, "", Announcement)
+    assert keyed.told == ["pi-7"]
+
+
+def test_a_device_that_comes_back_with_a_revoked_grant_is_named_once(keyed):
+    keyed.revoked.add("pi-7")
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    device = DeviceProtection(keyed.device())
+    device.read(coordinator.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
+    assert keyed.told == []
+    for _ in range(100):
+        with _refused("revoked"):
+            coordinator.read(device.write(_ONLINE, _PRESENCE, "pi-7"), _PRESENCE, "pi-7", Presence)
+    told = coordinator.write(_ANNOUNCEMENT, _ALL, "")
+    assert len(decode(told[64:], Announcement).handshake.refused) == 1
+    device.read(told, _ALL, "", Announcement)
+    assert keyed.told == ["pi-7"]
 
 
 def test_a_last_will_counts_for_its_own_process(keyed):

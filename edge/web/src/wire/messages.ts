@@ -38,7 +38,7 @@ const DEVICE_HANDSHAKE = group({
 /**
  * The coordinator's part of every session, in its announcement. `certificate`: the federation key's
  * statement about the key that signs it. `rotations`: statements by which earlier federation keys
- * handed over, oldest first.
+ * handed over, oldest first. Its `refused` (grants no longer in force) is not read here.
  */
 const COORDINATOR_HANDSHAKE = group({
   certificate: TEXT, nonce: TEXT, share: TEXT, sequence: WHOLE, rotations: optional(list(TEXT), []),
