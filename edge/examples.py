@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets.arrays import UNREADABLE, read_arrays, to_labels, to_targets
-from protofleet.edge.csv_examples import Examples, read_csv, unknown
+from protofleet.edge.csv_examples import Examples, read_csv
 from protofleet.edge.csv_rows import ByteStream
+from protofleet.edge.csv_table import unknown
 from protofleet.edge.local_data import UCI_HAR, load_local_data
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, MissingDataError

@@ -1,196 +1,30 @@
 """Sensor intake: streams at arbitrary rates → 50 Hz → z-normalised windows, incrementally.
 
-Each stream is low-passed and resampled in one pass by a windowed-sinc kernel evaluated at the true
-time stamps, so jitter and odd rates need no special case. Every stream's output lies on the same
-grid of absolute times k / rate, which is what joins them. A window leaves as soon as its last
-sample is known; a gap in any stream starts windows anew, so none spans it.
+Each stream is low-passed and resampled in one pass (``resampler``). Every stream's output lies on
+the same grid of absolute times k / rate, which is what joins them. A window leaves as soon as its
+last sample is known; a gap in any stream starts windows anew, so none spans it, and so does a clock
+that is set back, which the log tells at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.edge.log_throttle import WarningThrottle
+from protofleet.edge.resampler import GridSamples, IntakeCounters, Resampler, StepBack
 from protofleet.errors import InputError
+
+__all__ = ["IntakeCounters", "Resampler", "SensorIntake", "Window"]
 
 _log = logging.getLogger(__name__)
 
-_ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
-_KAISER_BETA = 6.0
-_MOST_SAMPLES = 2.0**52
-_BLOCK = 4096
-_PASSBAND = 0.9  # share of the lower Nyquist frequency that is kept
 _PATIENCE_S = 60.0  # a sensor that died must not make the others fill the memory
-
-
-@dataclass(slots=True)
-class IntakeCounters:
-    """What the intake discarded, and why.
-
-    Attributes:
-        not_finite: readings with NaN or infinite values.
-        not_forward: readings no later than the one before.
-        gaps: silences that ended a segment.
-        unmatched: resampled values for which another sensor was silent too long.
-    """
-
-    not_finite: int = 0
-    not_forward: int = 0
-    gaps: int = 0
-    unmatched: int = 0
-
-    def __str__(self) -> str:
-        found = [f"{count} {name}" for name, count in asdict(self).items() if count]
-        return ", ".join(found).replace("_", " ") or "nothing"
-
-
-class Resampler:
-    """One stream → samples at times k / out_rate_hz, k integer, anti-aliased.
-
-    y(t) = Σ h(t - t_i) Δ_i x_i / Σ h(t - t_i) Δ_i, where h is a Kaiser-windowed sinc with its
-    cut-off at 0.9 of the lower Nyquist frequency and Δ_i half the time between the neighbours.
-
-    Args:
-        in_rate_hz: the sensor's nominal rate.
-        out_rate_hz: rate of the output grid.
-        max_gap_s: a longer silence ends a segment; nothing is interpolated across it.
-    """
-
-    def __init__(self, in_rate_hz: float, out_rate_hz: float, *, max_gap_s: float = 0.2) -> None:
-        if in_rate_hz <= 0 or out_rate_hz <= 0:
-            raise InputError(f"sensor rate: expected > 0 Hz, got {in_rate_hz} and {out_rate_hz}")
-        self._rate = out_rate_hz
-        self._cutoff_hz = _PASSBAND * min(in_rate_hz, out_rate_hz) / 2
-        self._reach_s = _ZERO_CROSSINGS / (2 * self._cutoff_hz)
-        self._max_gap_s = max(max_gap_s, 4 / in_rate_hz)
-        self._times = np.empty(0, np.float64)
-        self._values = np.empty((0, 0), np.float64)
-        self._next = 0
-        self._opened = False
-        self.counters = IntakeCounters()
-
-    def push(
-        self, times_s: NDArray[np.float64], values: NDArray[np.floating]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Take readings in, give back what is certain now.
-
-        Args:
-            times_s: ``(n,) float64``, increasing; readings that go back in time are counted and
-                dropped.
-            values: ``(n, channels)``; rows with NaN or infinite values are counted and dropped.
-
-        Returns:
-            Grid indices k, ``(m,) int64``, and samples, ``(m, channels) float64``.
-        """
-        times_s, values = self._clean(np.asarray(times_s, np.float64), np.asarray(values))
-        if not len(times_s):
-            return _nothing(values.shape[1])
-        previous = self._times[-1] if len(self._times) else times_s[0]
-        steps = np.diff(times_s, prepend=previous)
-        cuts = np.flatnonzero(steps > self._max_gap_s)
-        out = []
-        for part in np.split(np.arange(len(times_s)), cuts):
-            if len(part) and steps[part[0]] > self._max_gap_s:
-                self.counters.gaps += 1
-                out.append(self.flush())
-            self._append(times_s[part], values[part])
-            out.append(self._emit(final=False))
-        return _joined(out)
-
-    def flush(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """End the segment: give back its last samples, as ``push`` does, and forget it."""
-        out = self._emit(final=True)
-        self._times, self._values = self._times[:0], self._values[:0]
-        self._opened = False
-        return out
-
-    def _clean(
-        self, times_s: NDArray[np.float64], values: NDArray[np.floating]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if values.ndim != 2 or times_s.shape != values.shape[:1]:
-            raise InputError(
-                f"readings: expected times (n,) and values (n, channels), "
-                f"got {times_s.shape} and {values.shape}"
-            )
-        # Beyond, neighbours on the grid have the same time.
-        finite = np.isfinite(values).all(axis=1) & (np.abs(times_s) < _MOST_SAMPLES / self._rate)
-        self.counters.not_finite += int((~finite).sum())
-        times_s, values = times_s[finite], values[finite]
-        latest = self._times[-1] if len(self._times) else -np.inf
-        before = np.maximum.accumulate(np.concatenate([[latest], times_s]))[:-1]
-        forward = times_s > before
-        self.counters.not_forward += int((~forward).sum())
-        return times_s[forward], values[forward].astype(np.float64)
-
-    def _append(self, times_s: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        if not self._opened and len(times_s):
-            self._opened = True
-            self._next = int(np.ceil(times_s[0] * self._rate - 1e-9))
-            self._times, self._values = times_s, values
-            return
-        self._times = np.concatenate([self._times, times_s])
-        self._values = np.concatenate([self._values, values])
-
-    def _emit(self, *, final: bool) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        channels = self._values.shape[1]
-        if len(self._times) < 2:
-            return _nothing(channels)
-        # The newest reading's Δ is known only with its successor, so it waits as a neighbour.
-        horizon = self._times[-1] if final else self._times[-2] - self._reach_s
-        last = int(np.floor(horizon * self._rate + 1e-9))
-        grid = np.arange(self._next, last + 1, dtype=np.int64)
-        if not len(grid):
-            return _nothing(channels)
-        samples = self._interpolate(grid / self._rate)
-        self._next = last + 1
-        keep = np.searchsorted(self._times, self._next / self._rate - self._reach_s) - 1
-        self._times, self._values = self._times[max(keep, 0) :], self._values[max(keep, 0) :]
-        return grid, samples
-
-    def _interpolate(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        parts = np.split(at_s, range(_BLOCK, len(at_s), _BLOCK))
-        return np.concatenate([self._interpolate_block(part) for part in parts])
-
-    def _interpolate_block(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        gaps = np.diff(self._times)
-        spacing = (np.concatenate([gaps[:1], gaps]) + np.concatenate([gaps, gaps[-1:]])) / 2
-        first = np.searchsorted(self._times, at_s - self._reach_s)
-        count = np.searchsorted(self._times, at_s + self._reach_s) - first
-        offsets = np.arange(count.max())
-        index = np.minimum(first[:, np.newaxis] + offsets, len(self._times) - 1)
-        weights = self._kernel(at_s[:, np.newaxis] - self._times[index]) * spacing[index]
-        weights[offsets >= count[:, np.newaxis]] = 0.0
-        total = np.zeros((len(at_s), 1))
-        summed = np.zeros((len(at_s), self._values.shape[1]))
-        # One reading after the other: the sum's order, and so its bits, depend on no block size.
-        for k in range(len(offsets)):
-            total += weights[:, k, np.newaxis]
-            summed += weights[:, k, np.newaxis] * self._values[index[:, k]]
-        return summed / total
-
-    def _kernel(self, lag_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        inside = np.clip(1 - (lag_s / self._reach_s) ** 2, 0, None)
-        taper = np.i0(_KAISER_BETA * np.sqrt(inside)) / np.i0(_KAISER_BETA)
-        shaped: NDArray[np.float64] = np.sinc(2 * self._cutoff_hz * lag_s) * taper
-        return shaped
-
-
-def _nothing(channels: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return np.empty(0, np.int64), np.empty((0, channels))
-
-
-def _joined(
-    parts: list[tuple[NDArray[np.int64], NDArray[np.float64]]],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    filled = [part for part in parts if len(part[0])]
-    if not filled:
-        return parts[-1]
-    return np.concatenate([p[0] for p in filled]), np.concatenate([p[1] for p in filled])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +45,7 @@ class Window:
 @dataclass(slots=True)
 class _Stream:
     resampler: Resampler
-    index: list[NDArray[np.int64]] = field(default_factory=list)
-    values: list[NDArray[np.float64]] = field(default_factory=list)
+    blocks: list[GridSamples] = field(default_factory=list)
 
 
 class SensorIntake:
@@ -224,12 +57,19 @@ class SensorIntake:
     Args:
         preprocessing: rate, window, hop, and mean and std per channel.
         sensors: nominal rate in Hz of each sensor, in the order of the bundle's channels.
+        where: what to call their source in the log; None: the sensors' names.
 
     Raises:
         InputError: the bundle's input is no time series.
     """
 
-    def __init__(self, preprocessing: Preprocessing, sensors: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        sensors: Mapping[str, float],
+        *,
+        where: str | None = None,
+    ) -> None:
         if not (preprocessing.rate_hz and preprocessing.window and preprocessing.hop):
             raise InputError("sensor intake: the bundle's input is not a series of windows")
         self._rate = preprocessing.rate_hz
@@ -239,7 +79,12 @@ class SensorIntake:
         self._streams = {
             name: _Stream(Resampler(rate_hz, self._rate)) for name, rate_hz in sensors.items()
         }
+        self._where = where
+        self._throttle = WarningThrottle(_log)
         self._marks: list[tuple[float, int]] = [(-np.inf, -1)]
+        # Those since readings came in, which may tell of times before or after a step back.
+        self._new_marks = 0
+        self._set_back = 0
         self._start: int | None = None
         self._rows = np.empty((0, len(preprocessing.channels)))
 
@@ -251,6 +96,7 @@ class SensorIntake:
     def mark(self, time_s: float, label: int) -> None:
         """From ``time_s`` on the owner does activity ``label`` (-1: unknown)."""
         self._marks.append((time_s, label))
+        self._new_marks += 1
 
     def push(
         self, sensor: str, times_s: NDArray[np.float64], values: NDArray[np.floating]
@@ -259,7 +105,8 @@ class SensorIntake:
 
         Args:
             sensor: its name.
-            times_s: ``(n,) float64``, increasing.
+            times_s: ``(n,) float64``, increasing; where its clock was set back by more than 0.2 s
+                (four readings, if those take longer), windows and labels go on by the new times.
             values: ``(n, channels)``; what cannot be used is counted (``counters``).
 
         Raises:
@@ -268,8 +115,15 @@ class SensorIntake:
         if sensor not in self._streams:
             raise InputError(f"sensor '{sensor}': expected one of {', '.join(self._streams)}")
         stream = self._streams[sensor]
-        self._store(stream, stream.resampler.push(times_s, values))
-        return self._windows()
+        latest_s, windows = stream.resampler.latest_s, []
+        for part in stream.resampler.push(times_s, values):
+            if part.after is not None:
+                self._restart(sensor, part.after)
+            self._store(stream, part)
+            windows += self._windows()
+        if stream.resampler.latest_s != latest_s and not stream.resampler.is_doubtful:
+            self._new_marks = 0
+        return windows
 
     def flush(self) -> list[Window]:
         """The recording is over: give back what its last readings complete, log ``counters``."""
@@ -278,15 +132,43 @@ class SensorIntake:
             _log.info("sensor '%s' lost so far: %s", name, stream.resampler.counters)
         return self._windows()
 
-    def _store(self, stream: _Stream, out: tuple[NDArray[np.int64], NDArray[np.float64]]) -> None:
-        if not len(out[0]):
+    def _restart(self, sensor: str, step: StepBack) -> None:
+        """Forget what waits of a sensor whose clock was set back, and its window's beginning."""
+        where = self._where or f"sensor '{sensor}'"
+        self._throttle.warning(
+            "%s: the clock was set back by %.6g s at %.2f: a new stretch begins, and no window "
+            "spans both",
+            where,
+            step.from_s - step.to_s,
+            step.from_s,
+        )
+        stream = self._streams[sensor]
+        counters = stream.resampler.counters
+        counters.unmatched += sum(len(block.index) for block in stream.blocks)
+        stream.blocks = []
+        self._start = None
+        # Of several sensors on one clock, the first to be set back moves the marks for all.
+        if counters.set_back > self._set_back:
+            self._set_back += 1
+            self._move_marks(step)
+
+    def _move_marks(self, step: StepBack) -> None:
+        """What the owner did last goes on; marks that came since, by the new times, hold, too."""
+        settled = max(len(self._marks) - self._new_marks, 0)
+        earlier = self._marks[:settled]
+        later: list[tuple[float, int]] = []
+        for mark in self._marks[settled:]:
+            is_later = abs(mark[0] - step.to_s) < abs(mark[0] - step.from_s)
+            (later if is_later else earlier).append(mark)
+        self._marks = [(-np.inf, earlier[-1][1] if earlier else -1), *later]
+
+    def _store(self, stream: _Stream, samples: GridSamples) -> None:
+        if not len(samples.index):
             return
-        stream.index.append(out[0])
-        stream.values.append(out[1])
-        oldest = out[0][-1] - _PATIENCE_S * self._rate
-        while stream.index[0][-1] < oldest:
-            stream.resampler.counters.unmatched += len(stream.index.pop(0))
-            stream.values.pop(0)
+        stream.blocks.append(samples)
+        oldest = samples.index[-1] - _PATIENCE_S * self._rate
+        while stream.blocks[0].index[-1] < oldest:
+            stream.resampler.counters.unmatched += len(stream.blocks.pop(0).index)
 
     def _windows(self) -> list[Window]:
         grid, rows = self._join()
@@ -299,10 +181,10 @@ class SensorIntake:
 
     def _join(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         streams = list(self._streams.values())
-        if not all(stream.index for stream in streams):
+        if not all(stream.blocks for stream in streams):
             return np.empty(0, np.int64), self._rows[:0]
-        indices = [np.concatenate(stream.index) for stream in streams]
-        values = [np.concatenate(stream.values) for stream in streams]
+        indices = [np.concatenate([one.index for one in stream.blocks]) for stream in streams]
+        values = [np.concatenate([one.values for one in stream.blocks]) for stream in streams]
         horizon = min(index[-1] for index in indices)
         common = indices[0][indices[0] <= horizon]
         for index in indices[1:]:
@@ -313,8 +195,7 @@ class SensorIntake:
         ]
         for stream, index, value in zip(streams, indices, values, strict=True):
             later = index > horizon
-            stream.index = [index[later]] if later.any() else []
-            stream.values = [value[later]] if later.any() else []
+            stream.blocks = [GridSamples(index[later], value[later])] if later.any() else []
         return common, np.concatenate(rows, axis=1)
 
     def _extend(self, first: int, rows: NDArray[np.float64]) -> list[Window]:

@@ -66,6 +66,8 @@ def _labelled(blocks: list[Examples], manifest: Manifest, *, raw: bool) -> Windo
     start_s = np.concatenate([np.zeros(0), *starts])[known]
     length_s = inputs.window / inputs.rate_hz if inputs.window and inputs.rate_hz else 0.0
     with np.errstate(invalid="ignore"):
-        follows = np.diff(start_s, prepend=-np.inf) < length_s
+        steps_s = np.diff(start_s, prepend=-np.inf)
+    # A start before the last one is by a clock that was set back.
+    follows = (steps_s > 0) & (steps_s < length_s)
     empty = np.zeros((0, *inputs.input_shape), np.float32)
     return Windows(x=np.concatenate([empty, *x])[known], y=y[known], follows=follows)

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
 """Known columns, and how many seconds one of their units has."""
 
+UNITS = "seconds stand in time_s, milliseconds in time_ms"
+"""What may be wrong with times that are a thousand times too far apart or too close."""
+
 _UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
 _LEAST_ROWS = 3
 _FAR_BELOW, _FAR_ABOVE = 4, 100

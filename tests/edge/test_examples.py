@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -196,31 +197,57 @@ def test_sensor_samples_without_times_that_ascend_are_refused(sensor):
         _read("time_s,ax,ay\n" + "1,2,3\n" * 20, sensor)
 
 
-def test_a_stream_gives_windows_while_it_is_open(sensor):
-    """The first window is there before the sample that ends the second has come."""
+@contextmanager
+def _open_pipe(first: str, then: str):
+    """A pipe that holds ``first``, and an event upon which ``then`` follows."""
     reading, writing = os.pipe()
-    times, values = _samples(10.0, 6.0)
-    lines = _csv(times, values).splitlines(keepends=True)
     seen = threading.Event()
 
     def write() -> None:
         with os.fdopen(writing, "w") as sink:
-            sink.writelines(lines[:40])
+            sink.write(first)
             sink.flush()
             seen.wait(10)
-            sink.writelines(lines[40:])
+            sink.write(then)
 
     thread = threading.Thread(target=write)
     thread.start()
     with os.fdopen(reading, "rb") as source:
+        yield source, seen
+    thread.join()
+
+
+def test_a_stream_gives_windows_while_it_is_open(sensor):
+    """The first window is there before the sample that ends the second has come."""
+    times, values = _samples(10.0, 6.0)
+    lines = _csv(times, values).splitlines(keepends=True)
+    with _open_pipe("".join(lines[:40]), "".join(lines[40:])) as (source, seen):
         blocks = read_csv(source, "pipe", sensor)
         first = next(blocks)
         assert not seen.is_set()
         assert len(first.x) < 9
         seen.set()
         rest = list(blocks)
-    thread.join()
     assert sum(len(block.x) for block in [first, *rest]) == (60 - 8) // 4 + 1
+
+
+def test_a_stream_whose_clock_is_set_back_goes_on_and_says_so_while_it_is_open(sensor, caplog):
+    times, values = _samples(10.0, 12.0)
+    times[60:] -= 3600.0
+    lines = _csv(times, values).splitlines(keepends=True)
+    with _open_pipe("".join(lines[:100]), "".join(lines[100:])) as (source, seen):
+        blocks = read_csv(source, "pipe", sensor)
+        found = [next(blocks)]
+        while found[-1].start_s[-1] > 0:
+            found.append(next(blocks))
+        assert not seen.is_set()
+        assert "pipe: the clock was set back by 3599.9 s at 5.90" in caplog.text
+        seen.set()
+        found += blocks
+    starts = np.concatenate([block.start_s for block in found])
+    assert len(starts) == 2 * ((60 - 8) // 4 + 1)
+    assert starts[14] == pytest.approx(-3594.0)
+    assert "not used" not in caplog.text
 
 
 def test_files_of_arrays(manifest, world, tmp_path: Path):

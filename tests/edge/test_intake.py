@@ -31,8 +31,8 @@ def _motion(times_s):
 
 def _resample_all(times_s, values, rate_hz):
     resampler = Resampler(rate_hz, 50.0)
-    parts = [resampler.push(times_s, values), resampler.flush()]
-    return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+    parts = [*resampler.push(times_s, values), resampler.flush()]
+    return np.concatenate([p.index for p in parts]), np.concatenate([p.values for p in parts])
 
 
 @pytest.mark.parametrize("rate_hz", [20.0, 31.3, 50.0, 99.5, 100.0, 200.0, 416.0])
@@ -85,10 +85,15 @@ def test_blocks_of_any_size_give_the_whole_recordings_bits(cuts, seed):
     whole = _resample_all(times_s, values, 125.0)
     resampler = Resampler(125.0, 50.0)
     blocks = np.split(np.arange(1500), sorted(cuts))
-    parts = [resampler.push(times_s[block], values[block]) for block in blocks if len(block)]
+    parts = [
+        part
+        for block in blocks
+        if len(block)
+        for part in resampler.push(times_s[block], values[block])
+    ]
     parts.append(resampler.flush())
-    assert np.array_equal(np.concatenate([p[0] for p in parts]), whole[0])
-    assert np.array_equal(np.concatenate([p[1] for p in parts if len(p[0])]), whole[1])
+    assert np.array_equal(np.concatenate([p.index for p in parts]), whole[0])
+    assert np.array_equal(np.concatenate([p.values for p in parts if len(p.index)]), whole[1])
 
 
 def test_windows_equal_an_offline_cut():
@@ -142,6 +147,55 @@ def test_no_window_spans_a_gap_or_two_activities(caplog):
     assert windows[-1].start_s >= 12
 
 
+def _labels_with_a_step_back(marks, block):
+    """Windows of 20 s, by whose clock the second half began 8 s before the first ended."""
+    intake = SensorIntake(MOTION, {"imu": 50.0})
+    times_s = 100 + np.arange(1000) / 50.0
+    values = np.hstack([_motion(times_s)] * 2)
+    times_s[500:] -= 8.0
+    found, waiting = [], list(marks)
+    for start in range(0, len(times_s), block):
+        while waiting and waiting[0][0] <= start:
+            intake.mark(*waiting.pop(0)[1:])
+        part = slice(start, start + block)
+        found += intake.push("imu", times_s[part], values[part])
+    return [(round(one.start_s, 2), one.label) for one in found + intake.flush()], intake
+
+
+@pytest.mark.parametrize("block", [1, 50])
+def test_an_activity_goes_on_by_a_clock_that_was_set_back(block, caplog):
+    """The mark at 105 s lies before the step, however often the clock shows 105 s."""
+    found, intake = _labels_with_a_step_back([(0, 100.0, 1), (250, 105.0, 2)], block)
+    before, after = found[:6], found[6:]
+    assert [start for start, _ in after] == [102.0, *(102 + 1.28 * np.arange(1, 6)).round(2)]
+    assert {label for _, label in after} == {2}
+    assert {label for start, label in before if start < 102} == {1}
+    assert intake.counters["imu"].set_back == 1
+    assert "sensor 'imu': the clock was set back by 7.98 s at 109.98" in caplog.text
+
+
+@pytest.mark.parametrize("block", [1, 10, 50])
+def test_a_mark_by_the_new_time_holds_from_there(block):
+    found, _ = _labels_with_a_step_back([(0, 100.0, 1), (500, 102.0, 0), (750, 107.0, 2)], block)
+    assert [label for start, label in found if start < 102] == [1] * 2
+    assert [label for _, label in found[6:]] == [0, 0, -1, -1, 2, 2]
+
+
+def test_two_sensors_on_a_clock_that_is_set_back_are_joined_by_the_new_time():
+    intake = SensorIntake(MOTION, {"acc": 50.0, "gyro": 50.0})
+    times_s = 100 + np.arange(1000) / 50.0
+    values = _motion(times_s)
+    times_s[510:] -= 3600.0
+    windows = []
+    for start in range(0, 1000, 50):
+        part = slice(start, start + 50)
+        for name in ("acc", "gyro"):
+            windows += intake.push(name, times_s[part], values[part])
+    starts = np.array([one.start_s for one in windows + intake.flush()])
+    assert ((starts < 200) & (starts > 99)).sum() == 6
+    assert ((starts < -3480) & (starts > -3490)).sum() == 6
+
+
 def test_unusable_readings_are_counted():
     resampler = Resampler(50.0, 50.0)
     times_s = np.array([0.0, 0.02, 0.02, 0.01, 0.04, 0.06])
@@ -159,7 +213,7 @@ def test_a_sensor_that_died_does_not_fill_the_memory_and_may_come_back():
     second_s = np.arange(50) / 50.0
     for second in range(1800):
         assert not intake.push("acc", second + second_s, np.ones((50, 3)))
-    waiting = sum(map(len, intake._streams["acc"].index))
+    waiting = sum(len(one.index) for one in intake._streams["acc"].blocks)
     assert 59 * 50 <= waiting <= 61 * 50
     assert intake.counters["acc"].unmatched == pytest.approx(1739 * 50, abs=100)
     windows = intake.push("gyro", 1760 + np.arange(2000) / 50.0, np.ones((2000, 3)))

@@ -42,6 +42,20 @@ def test_windows_of_a_stream_are_split_in_time_without_a_leak(world, tmp_path):
     assert set(data.y_train) == {0, 2}
 
 
+def test_a_recording_whose_clock_was_set_back_loses_no_window_to_it(world, tmp_path):
+    """By half an hour, at the end of what trains: the first window of the test overlaps none."""
+    lines = ["time_s,ax,ay,label"]
+    for k in range(600):
+        label = "class0" if k < 300 else "class2"
+        lines.append(f"{k / 10 - (1800 if k >= 150 else 0)},{np.sin(k)},{k / 600},{label}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    manifest = msgspec.structs.replace(world.bundle.manifest, preprocessing=_SENSOR)
+    blocks = load_examples(str(tmp_path / "mine.csv"), manifest)
+    data = to_device_data(blocks, manifest, raw=True, test_share=0.5)
+    assert np.bincount(data.y_train).tolist() == [36, 0, 37]
+    assert np.bincount(data.y_test).tolist() == [36, 0, 35]
+
+
 def test_rows_are_split_by_class_and_those_without_a_label_left_out(world, caplog):
     y = np.array([0, 1, 0, 0, -1, 1, 0, 1])
     block = Examples(x=np.arange(32.0).reshape(8, 4), y=y)

@@ -53,7 +53,11 @@ def cases() -> dict[str, Any]:
 
 
 def _sensor(rate_hz: float, channels: int, **more: Any) -> dict[str, Any]:
-    """A stream of readings: ``jitter`` in ten thousandths of a second, ``gap`` (first, seconds)."""
+    """A stream of readings.
+
+    ``jitter`` is in hundred thousandths of a second, ``gap`` (first, seconds) a silence before the
+    first, ``set_back`` the same of a clock.
+    """
     defaults = {
         "count": 400,
         "start_s": 0.0,
@@ -61,6 +65,7 @@ def _sensor(rate_hz: float, channels: int, **more: Any) -> dict[str, Any]:
         "gap": None,
         "broken": [],
         "backwards": [],
+        "set_back": None,
     }
     return {"rate_hz": rate_hz, "channels": channels, **defaults, **more}
 
@@ -100,6 +105,24 @@ _STREAMS: list[dict[str, Any]] = [
         "marks": [[0.0, 1], [3.1, -1], [4.0, 2], [7.3, 0]],
     },
     {
+        "name": "a clock that is set back",
+        "sensors": {
+            "imu": _sensor(
+                40.0, 3, count=600, start_s=100.0, jitter=30, backwards=[80], set_back=[301, 5.5]
+            )
+        },
+        "block": 20,
+        "marks": [[0.0, 1], [104.0, 2]],
+    },
+    {
+        "name": "two sensors on a clock that is set back",
+        "sensors": {
+            "acc": _sensor(50.0, 2, count=600, start_s=60.0, set_back=[310, 40.0]),
+            "gyro": _sensor(50.0, 1, count=600, start_s=60.0, set_back=[310, 40.0]),
+        },
+        "block": 25,
+    },
+    {
         "name": "motion",
         "motion": True,
         "sensors": {"imu": _sensor(61.0, 6, count=420, jitter=30)},
@@ -113,7 +136,9 @@ def readings(spec: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
     times, rows = [], []
     for i in range(spec["count"]):
         late = spec["gap"][1] if spec["gap"] and i >= spec["gap"][0] else 0.0
+        back = spec["set_back"][1] if spec["set_back"] and i >= spec["set_back"][0] else 0.0
         time = spec["start_s"] + late + i / spec["rate_hz"] + (i * 37 % 11) * spec["jitter"] * 1e-5
+        time -= back
         times.append(time - 1.0 if i in spec["backwards"] else time)
         row = [((i * i * 13 + i * 7 + c * 311) % 401 - 200) / 100 for c in range(spec["channels"])]
         rows.append([np.nan] * len(row) if i in spec["broken"] else row)
@@ -146,7 +171,7 @@ def _stream(
             {"start_s": one.start_s, "label": one.label, "x": _packed(one.x)} for one in windows
         ],
         "counters": {
-            key: [one.not_finite, one.not_forward, one.gaps, one.unmatched]
+            key: [one.not_finite, one.not_forward, one.gaps, one.set_back, one.unmatched]
             for key, one in intake.counters.items()
         },
     }
@@ -156,10 +181,13 @@ def _packed(values: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode()
 
 
-def _samples(count: int, *, step: float = 0.05, time: str = "time_s", label: str = "") -> str:
+def _samples(
+    count: int, *, step: float = 0.05, time: str = "time_s", label: str = "", back: float = 0.0
+) -> str:
     rows = [f"{time},gx,ay,ax,note,label"] if label else [f"{time},gx,ay,ax"]
     for i in range(count):
-        row = f"{i * step:.6g},{i % 7},{i % 5 - 2}.5,{-(i % 3)}e-1"
+        when = i * step - (back if i >= count // 2 else 0.0)
+        row = f"{when:.6g},{i % 7},{i % 5 - 2}.5,{-(i % 3)}e-1"
         rows.append(f'{row},"a, ""b""",{label if i < count // 2 else "1"}' if label else row)
     return "\n".join(rows) + "\n"
 
@@ -197,6 +225,7 @@ _CSV = {
     "seconds in the place of milliseconds": _samples(70, time="time_ms"),
     "milliseconds in the place of seconds": _samples(200, step=50),
     "times in words": _samples(70).replace("0.05,", "08:00:01,"),
+    "a clock that is set back where the label changes": _samples(160, label="run", back=2.5),
     "too few samples": _samples(10),
     "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
     "semicolons": _samples(70).replace(",", ";"),

@@ -237,7 +237,7 @@ export const SENSORS = {
   unknownChannel: (name: string) =>
     `motion sensors: channel '${name}' is not known here; names such as acc_x and gyro_z are. Take a file instead`,
   notTold: (name: string) => `motion sensors: this phone does not tell what channel '${name}' needs; take a file instead`,
-  counters: { notFinite: "without a number", notForward: "late", gaps: "gaps", unmatched: "unmatched" },
+  counters: { notFinite: "without a number", notForward: "late", gaps: "gaps", setBack: "steps back of the clock", unmatched: "unmatched" },
 } as const;
 
 export const LIVE = {

@@ -362,13 +362,31 @@ class SampleStream {
     for (const time of this.#table.time === null ? [] : times.filter(Number.isFinite)) {
       this.#span = [Math.min(this.#span[0], time), Math.max(this.#span[1], time)];
     }
-    rows.forEach((row, k) => {
-      const label = this.#table.label(row);
-      if (label === this.#label || !Number.isFinite(times[k])) return;
-      intake.mark(times[k]!, label);
-      this.#label = label;
-    });
-    return intake.push(SENSOR, times, rows.map((row) => this.#table.values(row)));
+    const values = rows.map((row) => this.#table.values(row));
+    const labels = rows.map((row) => this.#table.label(row));
+    const windows: Window[] = [];
+    let from = 0;
+    for (let k = 1; k <= rows.length; k++) {
+      if (k < rows.length && labels[k] === labels[k - 1]) continue;
+      windows.push(...this.#marked(intake, times.slice(from, k), values.slice(from, k), labels[from]!));
+      from = k;
+    }
+    return windows;
+  }
+
+  /** The windows that readings with one label complete. */
+  #marked(intake: SensorIntake, times: number[], values: Float64Array[], label: number): Window[] {
+    const marked = times.find(Number.isFinite);
+    if (label === this.#label || marked === undefined) return intake.push(SENSOR, times, values);
+    intake.mark(marked, label);
+    this.#label = label;
+    // By the first reading the intake knows the mark from those after a later step back.
+    const usable = times.findIndex((time, k) => Number.isFinite(time) && values[k]!.every(Number.isFinite));
+    const first = Math.max(usable, 0) + 1;
+    return [
+      ...intake.push(SENSOR, times.slice(0, first), values.slice(0, first)),
+      ...intake.push(SENSOR, times.slice(first), values.slice(first)),
+    ];
   }
 }
 

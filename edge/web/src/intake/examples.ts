@@ -101,7 +101,9 @@ function made(
   const packed = new Float32Array(x.length * sizeOf(shape));
   x.forEach((one, k) => packed.set(one, k * one.length));
   const lengthS = window && rate ? window / rate : 0;
-  const follows = starts.map((start, k) => k > 0 && start - starts[k - 1]! < lengthS);
+  // A start before the last one is by a clock that was set back.
+  const steps = starts.map((start, k) => (k > 0 ? start - starts[k - 1]! : Infinity));
+  const follows = steps.map((stepS) => stepS > 0 && stepS < lengthS);
   return {
     x: inputTensor(packed, [x.length, ...shape], tokens !== null),
     y: form.targets.length > 0

@@ -3,191 +3,17 @@
  *
  * Each stream is low-passed and resampled in one pass by a windowed-sinc kernel evaluated at the true
  * time stamps. Every stream's output lies on the same grid of absolute times k / rate, which joins
- * them. A window leaves as soon as its last sample is known; a gap in any stream starts windows anew.
+ * them. A window leaves as soon as its last sample is known; a gap in any stream starts windows anew,
+ * and so does a clock that is set back.
  */
 
 import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
+import { type GridSamples, type IntakeCounters, Resampler, type StepBack } from "./resampler.ts";
 
-const ZERO_CROSSINGS = 8; // kernel half-length: -60 dB with the window below
-const KAISER_BETA = 6.0;
-const MOST_SAMPLES = 2 ** 52;
-const PASSBAND = 0.9; // share of the lower Nyquist frequency that is kept
+export type { IntakeCounters } from "./resampler.ts";
+
 const PATIENCE_S = 60.0; // a sensor that died must not make the others fill the memory
-
-/** What the intake discarded, and why. */
-export interface IntakeCounters {
-  /** Readings with NaN or infinite values. */
-  notFinite: number;
-  /** Readings no later than the one before. */
-  notForward: number;
-  /** Silences that ended a segment. */
-  gaps: number;
-  /** Resampled values for which another sensor was silent too long. */
-  unmatched: number;
-}
-
-/** Samples at times k / rate; `rows[i]` holds the channels at `index[i]`. */
-export interface GridSamples {
-  readonly index: number[];
-  readonly rows: Float64Array[];
-}
-
-/** The modified Bessel function of the first kind, order 0, by its power series. */
-function besselI0(x: number): number {
-  const quarter = (x * x) / 4;
-  let [term, sum] = [1, 1];
-  for (let k = 1; term > sum * 1e-17; k++) {
-    term *= quarter / (k * k);
-    sum += term;
-  }
-  return sum;
-}
-
-const I0_OF_BETA = besselI0(KAISER_BETA);
-
-/** The first place at which `value` could stand in ascending `values`. */
-function lowerBound(values: readonly number[], value: number): number {
-  let [low, high] = [0, values.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (values[middle]! < value) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
-
-/**
- * One stream → samples at times k / outRateHz, k integer, anti-aliased.
- *
- * y(t) = Σ h(t - t_i) Δ_i x_i / Σ h(t - t_i) Δ_i, where h is a Kaiser-windowed sinc with its cut-off
- * at 0.9 of the lower Nyquist frequency and Δ_i half the time between the neighbours.
- */
-export class Resampler {
-  readonly counters: IntakeCounters = { notFinite: 0, notForward: 0, gaps: 0, unmatched: 0 };
-  readonly #rate: number;
-  readonly #cutoffHz: number;
-  readonly #reachS: number;
-  readonly #maxGapS: number;
-  #times: number[] = [];
-  #rows: Float64Array[] = [];
-  #next = 0;
-  #opened = false;
-
-  /** A silence longer than `maxGapS` ends a segment; nothing is interpolated across it. */
-  constructor(inRateHz: number, outRateHz: number, maxGapS = 0.2) {
-    if (!(inRateHz > 0 && outRateHz > 0)) {
-      throw new InputError(`sensor rate: expected > 0 Hz, got ${inRateHz} and ${outRateHz}`);
-    }
-    this.#rate = outRateHz;
-    this.#cutoffHz = (PASSBAND * Math.min(inRateHz, outRateHz)) / 2;
-    this.#reachS = ZERO_CROSSINGS / (2 * this.#cutoffHz);
-    this.#maxGapS = Math.max(maxGapS, 4 / inRateHz);
-  }
-
-  /** Takes readings in, gives back what is certain now. */
-  push(timesS: readonly number[], rows: readonly Float64Array[]): GridSamples {
-    const out: GridSamples = { index: [], rows: [] };
-    let pending = false;
-    timesS.forEach((timeS, k) => {
-      const row = rows[k]!;
-      if (!this.#usable(timeS, row)) return;
-      const previous = this.#times.at(-1);
-      if (previous !== undefined && timeS - previous > this.#maxGapS) {
-        if (pending) this.#emit(out, false);
-        this.counters.gaps += 1;
-        this.#flush(out);
-      }
-      this.#append(timeS, row);
-      pending = true;
-    });
-    if (pending) this.#emit(out, false);
-    return out;
-  }
-
-  /** Ends the segment: gives back its last samples, as `push` does, and forgets it. */
-  flush(): GridSamples {
-    const out: GridSamples = { index: [], rows: [] };
-    this.#flush(out);
-    return out;
-  }
-
-  #flush(out: GridSamples): void {
-    this.#emit(out, true);
-    this.#times = [];
-    this.#rows = [];
-    this.#opened = false;
-  }
-
-  #usable(timeS: number, row: Float64Array): boolean {
-    // Beyond, neighbours on the grid have the same time.
-    if (!(Math.abs(timeS) < MOST_SAMPLES / this.#rate) || !row.every(Number.isFinite)) {
-      this.counters.notFinite += 1;
-      return false;
-    }
-    const latest = this.#times.at(-1);
-    if (latest !== undefined && timeS <= latest) {
-      this.counters.notForward += 1;
-      return false;
-    }
-    return true;
-  }
-
-  #append(timeS: number, row: Float64Array): void {
-    if (!this.#opened) {
-      this.#opened = true;
-      this.#next = Math.ceil(timeS * this.#rate - 1e-9);
-    }
-    this.#times.push(timeS);
-    this.#rows.push(row);
-  }
-
-  #emit(out: GridSamples, final: boolean): void {
-    const times = this.#times;
-    if (times.length < 2) return;
-    // The newest reading's Δ is known only with its successor, so it waits as a neighbour.
-    const horizon = final ? times.at(-1)! : times.at(-2)! - this.#reachS;
-    const last = Math.floor(horizon * this.#rate + 1e-9);
-    if (last < this.#next) return;
-    for (let k = this.#next; k <= last; k++) {
-      out.index.push(k);
-      out.rows.push(this.#interpolate(k / this.#rate));
-    }
-    this.#next = last + 1;
-    const keep = Math.max(lowerBound(times, this.#next / this.#rate - this.#reachS) - 1, 0);
-    this.#times = times.slice(keep);
-    this.#rows = this.#rows.slice(keep);
-  }
-
-  #interpolate(atS: number): Float64Array {
-    const [times, rows] = [this.#times, this.#rows];
-    const end = lowerBound(times, atS + this.#reachS);
-    const summed = new Float64Array(rows[0]!.length);
-    let total = 0;
-    for (let k = lowerBound(times, atS - this.#reachS); k < end; k++) {
-      const weight = this.#kernel(atS - times[k]!) * this.#spacing(k);
-      total += weight;
-      const row = rows[k]!;
-      for (let channel = 0; channel < summed.length; channel++) {
-        summed[channel]! += weight * row[channel]!;
-      }
-    }
-    return summed.map((value) => value / total);
-  }
-
-  #spacing(k: number): number {
-    const times = this.#times;
-    const gap = (at: number) => times[at + 1]! - times[at]!;
-    return (gap(Math.max(k - 1, 0)) + gap(Math.min(k, times.length - 2))) / 2;
-  }
-
-  #kernel(lagS: number): number {
-    const inside = Math.max(1 - (lagS / this.#reachS) ** 2, 0);
-    const taper = besselI0(KAISER_BETA * Math.sqrt(inside)) / I0_OF_BETA;
-    const angle = Math.PI * (2 * this.#cutoffHz * lagS);
-    return (angle === 0 ? 1 : Math.sin(angle) / angle) * taper;
-  }
-}
 
 /** One complete window. */
 export interface Window {
@@ -214,6 +40,9 @@ export class SensorIntake {
   readonly #std: readonly number[];
   readonly #streams: ReadonlyMap<string, Stream>;
   #marks: [number, number][] = [[-Infinity, -1]];
+  /** Those since readings came in, which may tell of times before or after a step back. */
+  #newMarks = 0;
+  #setBack = 0;
   #start: number | null = null;
   #rows: Float64Array[] = [];
 
@@ -239,6 +68,7 @@ export class SensorIntake {
   /** From `timeS` on the owner does the activity `label` (-1: unknown). */
   mark(timeS: number, label: number): void {
     this.#marks.push([timeS, label]);
+    this.#newMarks += 1;
   }
 
   /** Takes one sensor's readings, gives back the windows that are complete now. */
@@ -247,14 +77,44 @@ export class SensorIntake {
     if (stream === undefined) {
       throw new InputError(`sensor '${sensor}': expected one of ${[...this.#streams.keys()].join(", ")}`);
     }
-    this.#store(stream, stream.resampler.push(timesS, rows));
-    return this.#windows();
+    const { resampler } = stream;
+    const latestS = resampler.latestS;
+    const windows: Window[] = [];
+    for (const part of resampler.push(timesS, rows)) {
+      if (part.after !== null) this.#restart(stream, part.after);
+      this.#store(stream, part);
+      windows.push(...this.#windows());
+    }
+    if (resampler.latestS !== latestS && !resampler.isDoubtful) this.#newMarks = 0;
+    return windows;
   }
 
   /** The recording is over: gives back what its last readings complete. */
   flush(): Window[] {
     for (const stream of this.#streams.values()) this.#store(stream, stream.resampler.flush());
     return this.#windows();
+  }
+
+  /** Forgets what waits of a sensor whose clock was set back, and its window's beginning. */
+  #restart(stream: Stream, step: StepBack): void {
+    const { counters } = stream.resampler;
+    for (const block of stream.blocks) counters.unmatched += block.index.length;
+    stream.blocks = [];
+    this.#start = null;
+    // Of several sensors on one clock, the first to be set back moves the marks for all.
+    if (counters.setBack > this.#setBack) {
+      this.#setBack += 1;
+      this.#moveMarks(step);
+    }
+  }
+
+  /** What the owner did last goes on; marks that came since, by the new times, hold, too. */
+  #moveMarks({ fromS, toS }: StepBack): void {
+    const settled = Math.max(this.#marks.length - this.#newMarks, 0);
+    const isLater = ([timeS]: [number, number], k: number) =>
+      k >= settled && Math.abs(timeS - toS) < Math.abs(timeS - fromS);
+    const earlier = this.#marks.filter((mark, k) => !isLater(mark, k));
+    this.#marks = [[-Infinity, earlier.at(-1)?.[1] ?? -1], ...this.#marks.filter(isLater)];
   }
 
   #store(stream: Stream, samples: GridSamples): void {
@@ -281,10 +141,10 @@ export class SensorIntake {
 
   #join(): GridSamples {
     const streams = [...this.#streams.values()];
-    if (!streams.every((stream) => stream.blocks.length > 0)) return { index: [], rows: [] };
+    if (!streams.every((stream) => stream.blocks.length > 0)) return { index: [], rows: [], after: null };
     const horizon = Math.min(...streams.map((stream) => stream.blocks.at(-1)!.index.at(-1)!));
     const [first, ...others] = streams.map((stream) => takeUpTo(stream, horizon));
-    const out: GridSamples = { index: [], rows: [] };
+    const out: GridSamples = { index: [], rows: [], after: null };
     for (const [k, row] of first!) {
       const all = [row, ...others.map((other) => other.get(k))];
       if (!all.every((part) => part !== undefined)) continue;
@@ -336,7 +196,7 @@ export class SensorIntake {
 /** Takes out of a stream what lies on the grid up to `horizon`. */
 function takeUpTo(stream: Stream, horizon: number): Map<number, Float64Array> {
   const taken = new Map<number, Float64Array>();
-  const later: GridSamples = { index: [], rows: [] };
+  const later: GridSamples = { index: [], rows: [], after: null };
   for (const block of stream.blocks) {
     block.index.forEach((k, at) => {
       if (k <= horizon) taken.set(k, block.rows[at]!);

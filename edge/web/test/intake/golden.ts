@@ -14,6 +14,7 @@ export interface Sensor {
   readonly gap: readonly [number, number] | null;
   readonly broken: readonly number[];
   readonly backwards: readonly number[];
+  readonly set_back: readonly [number, number] | null;
 }
 
 export interface GoldenStream {
@@ -23,7 +24,7 @@ export interface GoldenStream {
   readonly block: number;
   readonly marks: readonly (readonly [number, number])[];
   readonly windows: readonly { readonly start_s: number; readonly label: number; readonly x: string }[];
-  readonly counters: Readonly<Record<string, readonly [number, number, number, number]>>;
+  readonly counters: Readonly<Record<string, readonly number[]>>;
 }
 
 export interface GoldenCsv {
@@ -69,7 +70,8 @@ export function readings(spec: Sensor): { times: number[]; rows: Float64Array[] 
   const [times, rows]: [number[], Float64Array[]] = [[], []];
   for (let i = 0; i < spec.count; i++) {
     const late = spec.gap !== null && i >= spec.gap[0] ? spec.gap[1] : 0;
-    const time = spec.start_s + late + i / spec.rate_hz + ((i * 37) % 11) * spec.jitter * 1e-5;
+    const back = spec.set_back !== null && i >= spec.set_back[0] ? spec.set_back[1] : 0;
+    const time = spec.start_s + late + i / spec.rate_hz + ((i * 37) % 11) * spec.jitter * 1e-5 - back;
     times.push(spec.backwards.includes(i) ? time - 1 : time);
     rows.push(Float64Array.from({ length: spec.channels }, (_, c) =>
       spec.broken.includes(i) ? NaN : (((i * i * 13 + i * 7 + c * 311) % 401) - 200) / 100));

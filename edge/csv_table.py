@@ -1,0 +1,184 @@
+"""Columns of a CSV by name: numbers, labels and times from its rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.bundle.manifest import Manifest
+from protofleet.edge.csv_rows import Row, is_gap
+from protofleet.edge.predictions import NO_LABEL
+from protofleet.edge.sample_times import SECONDS, UNITS, is_date, rising_column, to_time, unit_of
+from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+LABEL = "label"
+"""The column of classes."""
+
+
+def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
+    """True values of examples that have none."""
+    if manifest.targets:
+        return np.full((count, len(manifest.targets)), np.nan, np.float32)
+    return np.full(count, NO_LABEL, np.int64)
+
+
+class _Labels:
+    """Class names and numbers, as a column holds them."""
+
+    def __init__(self, classes: tuple[str, ...]) -> None:
+        self._classes = classes
+        self._known = {str(k): k for k in range(len(classes))}
+        self._known |= {name: k for k, name in enumerate(classes)}
+
+    def index(self, text: str, where: str) -> int:
+        """The class's number, -1 for none; raises InputError for what is no class."""
+        found = self._known.get(text.strip())
+        if found is None and is_gap(text):
+            return NO_LABEL
+        if found is None:
+            raise InputError(
+                f"{where}: expected a class as label, {', '.join(self._classes)}, or its number, "
+                f"got '{text.strip()[:40]}'"
+            )
+        return found
+
+
+class Table:
+    """Columns of a CSV by name, and numbers from its rows.
+
+    Args:
+        where: what to call it.
+        header: names of all columns.
+        manifest: the bundle's.
+        values: names of the columns that hold numbers of the model's input; None: its channels.
+        time: the column of times, whatever it is called; None: one of a known name.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        header: Sequence[str],
+        manifest: Manifest,
+        values: Sequence[str] | None = None,
+        *,
+        time: str | None = None,
+    ) -> None:
+        self.where = where
+        self._header = header
+        names = manifest.preprocessing.channels if values is None else values
+        used = {*names, LABEL, *manifest.targets, *SECONDS, *([time] if time else [])}
+        if twice := sorted(name for name in used if header.count(name) > 1):
+            raise InputError(f"{where}: expected one column '{twice[0]}', got several")
+        self.columns = [header.index(name) for name in names]
+        self._label = header.index(LABEL) if LABEL in header else None
+        self._labels = _Labels(manifest.classes)
+        self.manifest = manifest
+        told = manifest.targets and set(manifest.targets) <= set(header)
+        self._targets = [header.index(name) for name in manifest.targets] if told else []
+        self.time = time or next((name for name in SECONDS if name in header), None)
+        self._time = header.index(self.time) if self.time else None
+        self.unit_s = SECONDS.get(self.time or "")
+        """Seconds of a unit of ``time``; None: its steps tell."""
+        self._others = {name: k for k, name in enumerate(header) if name not in used}
+
+    def values(self, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """``(rows, columns)``; a cell without a value is NaN."""
+        made = [[self._number(row, column) for column in self.columns] for row in rows]
+        return np.array(made, np.float64).reshape(len(rows), len(self.columns))
+
+    def true_values(self, rows: Sequence[Row]) -> NDArray[Any]:
+        """``y`` as in ``Examples``."""
+        if self._targets:
+            made = [[self._number(row, column) for column in self._targets] for row in rows]
+            return np.array(made, np.float32)
+        return self.labels(rows) if self.manifest.classes else unknown(len(rows), self.manifest)
+
+    def labels(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        """``(rows,)``, -1 for none."""
+        if self._label is None or not self.manifest.classes:
+            return np.full(len(rows), NO_LABEL, np.int64)
+        found = [
+            self._labels.index(self._cell(row, self._label), f"{self.where}, line {row.line}")
+            for row in rows
+        ]
+        return np.array(found, np.int64)
+
+    def times_s(self, rows: Sequence[Row]) -> NDArray[np.float64] | None:
+        """``(rows,)`` seconds; None without a column of times."""
+        if self.time is None or self._time is None:
+            return None
+        return (self.unit_s or 1.0) * np.array([self._when(row, self._time) for row in rows])
+
+    def find_unit(self, rows: Sequence[Row], step: float, rate_hz: float | None) -> None:
+        """Take the unit by which the times of these rows, so far apart, fit a rate."""
+        told = "" if self._time is None else self._first_value(rows, self._time)
+        dated = bool(told) and is_date(told)
+        name, self.unit_s = "seconds", 1.0
+        if rate_hz and not dated:
+            try:
+                name, self.unit_s = unit_of(step, rate_hz)
+            except ValueError as error:
+                raise InputError(f"{self.where}: column '{self.time}': {error}") from error
+        _log.info("times in '%s': %s", self.time, "dates" if dated else name)
+
+    def unused_times(self, rows: Sequence[Row]) -> str | None:
+        """A column that rises as times do and that nothing uses; None if there is none."""
+        return rising_column(
+            self._others, lambda name: [self._value(row, self._others[name]) for row in rows]
+        )
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are columns that nothing uses."""
+        return bool(self._others)
+
+    def _when(self, row: Row, column: int) -> float:
+        text = self._value(row, column)
+        try:
+            return to_time(text)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"{self.where}, line {row.line}, column '{self.time}': expected a number, got "
+                f"'{text[:40]}'; {UNITS}"
+            ) from error
+
+    def _number(self, row: Row, column: int) -> float:
+        text = self._value(row, column)
+        try:
+            return float(text) if text else float("nan")
+        except ValueError as error:
+            raise InputError(
+                f"{self.place(row, column)}: expected a number, got '{text[:40]}'"
+            ) from error
+
+    def _cell(self, row: Row, column: int) -> str:
+        if len(row.cells) != len(self._header):
+            raise InputError(
+                f"{self.where}, line {row.line}: expected {len(self._header)} columns as in the "
+                f"first row, got {len(row.cells)}"
+            )
+        return row.cells[column]
+
+    def _value(self, row: Row, column: int) -> str:
+        """A cell that holds no name; '' for none."""
+        text = self._cell(row, column).strip()
+        return "" if is_gap(text) else text
+
+    def _first_value(self, rows: Sequence[Row], column: int) -> str:
+        return next(filter(None, (self._value(row, column) for row in rows)), "")
+
+    def place(self, row: Row, column: int) -> str:
+        """What messages call a cell."""
+        return f"{self.where}, line {row.line}, {_column(column, self._header[column])}"
+
+
+def _column(index: int, name: str) -> str:
+    """A column by its number, from 1, and its name where the file has one."""
+    number = f"column {index + 1}"
+    return number if name == number else f"{number} ('{name[:40]}')"
