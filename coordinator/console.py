@@ -109,6 +109,7 @@ _LINES: dict[type[events.Report], Any] = {
     events.BrokerDisconnected: lambda e: (
         f"[yellow]no connection to the broker[/yellow]: {_safe(e.reason)}; trying again"
     ),
+    events.BrokerHinders: lambda e: f"[yellow]the broker hinders[/yellow]: {_safe(e.reason)}",
     events.AnotherCoordinator: lambda e: (
         f"[yellow]another coordinator[/yellow] of federation '{_safe(e.federation)}' seems to run "
         "on this broker, and to invite its devices; end one of the two"

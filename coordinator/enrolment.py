@@ -33,7 +33,14 @@ from protofleet.wire.enrolment import (
     seal_answer,
 )
 from protofleet.wire.identity import public_bytes
-from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkOptions
+from protofleet.wire.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkOptions,
+)
 from protofleet.wire.messages import encode
 from protofleet.wire.topics import INVITED, Topics
 
@@ -91,6 +98,8 @@ class EnrolmentService:
                 elif isinstance(event, Disconnected):
                     self._on_disconnected(event, reached=reached)
                     reached = False
+                elif isinstance(event, Hindered):
+                    self._told(f"broker {self._access} hinders: {event.reason}")
                 if time.monotonic() >= due:
                     due = time.monotonic() + _LOOK_S
                     with self._going_on("accounts"):

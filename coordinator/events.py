@@ -48,6 +48,12 @@ class BrokerDisconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
     reason: str
 
 
+class BrokerHinders(Report, frozen=True, kw_only=True, tag="hindered"):
+    """The broker is there, and does not let something pass: cause and remedy."""
+
+    reason: str
+
+
 class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordinator"):
     """Another process announces rounds of this federation: end one of the two."""
 
@@ -347,6 +353,7 @@ class DeviceLog(Report, frozen=True, kw_only=True, tag="device_log"):
 
 _TROUBLE = (
     BrokerDisconnected,
+    BrokerHinders,
     AnotherCoordinator,
     LeaseLost,
     EndsSoon,

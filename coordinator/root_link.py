@@ -26,7 +26,7 @@ from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Disconnected
+from protofleet.wire.link import Connected, Disconnected, Hindered
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
 from protofleet.wire.protection import Plain
 from protofleet.wire.transfer import Delivered, Received, Rejected
@@ -219,6 +219,8 @@ class RootLink:
                 )
             case Ignored() if self._throttle.is_news(event.rule):
                 _log.warning("root: ignored a message: %s", event.detail)
+            case Hindered():
+                _log.warning("root: the broker hinders: %s", event.reason)
             case _:
                 pass
 

@@ -42,7 +42,7 @@ from protofleet.tensors import blobs
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Disconnected
+from protofleet.wire.link import Connected, Disconnected, Hindered
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
@@ -309,8 +309,8 @@ class Service:
                 self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._roll_call.begin(time.monotonic())
                 self._rounds.announce()
-            case Disconnected():
-                self._on_disconnected(event)
+            case Disconnected() | Hindered():
+                self._on_trouble(event)
             case PeerMessage():
                 self._on_message(event)
             case Received():
@@ -329,7 +329,10 @@ class Service:
         else:
             self._rounds.blob_bytes_down += event.offer.total_bytes
 
-    def _on_disconnected(self, event: Disconnected) -> None:
+    def _on_trouble(self, event: Disconnected | Hindered) -> None:
+        if isinstance(event, Hindered):
+            self._sink(events.BrokerHinders(reason=event.reason))
+            return
         if event.final:
             raise UnavailableError(f"broker {self._plan.config.broker}: {event.reason}")
         self._sink(events.BrokerDisconnected(reason=event.reason))

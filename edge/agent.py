@@ -37,7 +37,7 @@ from protofleet.printable import shell_word
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Disconnected
+from protofleet.wire.link import Connected, Disconnected, Hindered
 from protofleet.wire.messages import Announcement, BundleOffer, Task
 from protofleet.wire.protection import KEYS
 from protofleet.wire.transfer import Delivered, Received, Rejected
@@ -183,8 +183,8 @@ class Agent:
         match event:
             case Connected():
                 self._on_connected()
-            case Disconnected():
-                self._on_disconnected(event)
+            case Disconnected() | Hindered():
+                self._on_trouble(event)
             case PeerMessage():
                 self._on_message(event)
             case Received() if event.offer.kind == "bundle":
@@ -223,7 +223,10 @@ class Agent:
             if self._round.phase is DevicePhase.IDLE:
                 self._waiting.begin(time.monotonic())
 
-    def _on_disconnected(self, event: Disconnected) -> None:
+    def _on_trouble(self, event: Disconnected | Hindered) -> None:
+        if isinstance(event, Hindered):
+            self._warn("the broker hinders: %s", event.reason)
+            return
         if event.final:
             name, place = self._who.device_id, self._who.binding.federation
             forbidden = (

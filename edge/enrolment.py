@@ -49,7 +49,14 @@ from protofleet.wire.enrolment import (
     open_answer,
 )
 from protofleet.wire.identity import public_bytes
-from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkOptions
+from protofleet.wire.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkOptions,
+)
 from protofleet.wire.messages import decode
 from protofleet.wire.topics import Topics, invited_account
 
@@ -307,10 +314,10 @@ class _Enrolling:
             event = link.get(min(max(due - now, 0.05), until - now, 1.0))
             if isinstance(event, Connected):
                 due = now
-            elif isinstance(event, Disconnected):
+            elif isinstance(event, Disconnected | Hindered):
                 if refused is not None:
                     raise refused
-                self._on_disconnected(event)
+                self._on_trouble(event)
             elif isinstance(event, Delivery):
                 try:
                     answer = self._answer_in(event, asked)
@@ -348,8 +355,11 @@ class _Enrolling:
             )
         return answer
 
-    def _on_disconnected(self, event: Disconnected) -> None:
+    def _on_trouble(self, event: Disconnected | Hindered) -> None:
         where = f"broker {self._options.broker or self._invitation.broker}"
+        if isinstance(event, Hindered):
+            self._told(f"{where} hinders: {event.reason}")
+            return
         if event.forbidden:
             raise UnavailableError(
                 f"{where}: {event.reason}: whoever runs it has to let its access list serve "

@@ -89,7 +89,7 @@ class WatchedLink(Link):
 
     def _begin(self) -> None:
         self.connection = self._connection = Connection(
-            self._options, VERSIONS[self._version], self._counters, self._put
+            self._options, VERSIONS[self._version], self._counters, self._take
         )
         self.due = time.monotonic() + _MISC_S
         ending = self.connection.begin(self._address, self._tls)

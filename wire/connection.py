@@ -11,7 +11,6 @@ import socket
 import string
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +24,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
 from protofleet.wire.mqtt_client import Counters, MqttClient
+from protofleet.wire.outbox import IN_FLIGHT_MAX, Outbox, Outgoing
+from protofleet.wire.refusals import FAILURE, NOT_AUTHORIZED, Refusal
 
 if TYPE_CHECKING:
     import ssl
@@ -37,11 +38,6 @@ OPEN_TIMEOUT_S = 15.0
 """A broker that takes this long to greet is overloaded or no broker."""
 USER_TIMEOUT_MS = 60_000
 """The kernel gives up unacknowledged data after two keep-alives, not after 15 minutes."""
-IN_FLIGHT_MAX = 20
-"""Publishes without PUBACK; Mosquitto's own default for the other direction."""
-CHUNKS_IN_FLIGHT_MAX = 16
-"""Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
-NOT_AUTHORIZED = 0x87
 _FORBIDDING = frozenset({NOT_AUTHORIZED, 0x80})
 """MQTT 3.1.1 knows one refusal of a subscription, which is the list's."""
 CLIENT_ID_CHARS = 23
@@ -100,7 +96,7 @@ class Drained:
     """There is room again for chunks (``Link.room``)."""
 
 
-ConnectionEvent = Connected | Delivery | Drained
+ConnectionEvent = Connected | Delivery | Drained | Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +138,14 @@ class Connection:
         self.max_packet_bytes: int | None = None
         self.asking = False
         self._unanswered: set[int] = set()
-        self._in_flight_max = IN_FLIGHT_MAX
+        self._asked: dict[int, str] = {}
+        self._outbox = Outbox()
+        self._pause: threading.Timer | None = None
         self._options = options
         self._protocol = protocol
         self._counters = counters
         self._put = put
         self._lock = threading.Lock()
-        self._backlog: deque[tuple[str, bytes, bool]] = deque()
-        self._in_flight = 0
         self._early: list[ConnectionEvent] = []
         self._opened_at: float | None = None
         self._progress = threading.Event()
@@ -168,7 +164,7 @@ class Connection:
     def room(self) -> int:
         """How many chunks may be published before the next acknowledgement."""
         with self._lock:
-            return self._room()
+            return self._outbox.room
 
     @property
     def unanswered(self) -> bool:
@@ -180,7 +176,7 @@ class Connection:
     def unacknowledged(self) -> int:
         """How many publishes the broker has not acknowledged, or not been sent."""
         with self._lock:
-            return self._in_flight + len(self._backlog)
+            return self._outbox.unacknowledged
 
     def run(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending:
         """Connect, and return when the connection has ended."""
@@ -265,11 +261,8 @@ class Connection:
             return False
         self._counters.payload_up += len(payload)
         with self._lock:
-            if self._in_flight >= self._in_flight_max or self._backlog:
-                self._backlog.append((topic, payload, retain))
-                return True
-            self._in_flight += 1
-        self._client.send(topic, payload, retain=retain)
+            following = self._outbox.put(Outgoing(topic, payload, retain))
+        self._send(following)
         return True
 
     def subscribe(self) -> None:
@@ -279,20 +272,24 @@ class Connection:
         self._client.subscribe([(name, quality) for name in self._options.filters])
 
     def listen(self, topics: str) -> None:
-        """Subscribe to one filter more; nobody is told if the broker forbids it."""
+        """Subscribe to one filter more; the broker's refusal is a ``Refusal`` and nothing else."""
         with self._lock:  # the answer may come before ``subscribe`` returns
             _, packet_id = self._client.subscribe(topics, 1)
             if packet_id is not None:
                 self._unanswered.add(packet_id)
+                self._asked[packet_id] = topics
 
     def stop_listening(self, topics: str) -> None:
         """Unsubscribe from what ``listen`` subscribed to."""
         self._client.unsubscribe(topics)
 
     def ask(self, topics: str) -> None:
-        """Subscribe to one filter more; whether the broker allows it makes no difference to us."""
+        """As ``listen``; that the connection may end over it is expected."""
         self.asking = True
-        self._client.subscribe(topics, 1)
+        with self._lock:
+            _, packet_id = self._client.subscribe(topics, 1)
+            if packet_id is not None:
+                self._asked[packet_id] = topics
 
     def stop_asking(self, topics: str) -> None:
         """Unsubscribe from what ``ask`` subscribed to."""
@@ -302,7 +299,7 @@ class Connection:
     def close(self, timeout_s: float) -> None:
         """Wait until everything is acknowledged, say DISCONNECT, end."""
         deadline = time.monotonic() + timeout_s
-        while self.open and self._in_flight and time.monotonic() < deadline:
+        while self.open and self.unacknowledged and time.monotonic() < deadline:
             self._ended.wait(0.005)
         self.say_goodbye()
         if not self._ended.wait(max(0.1, deadline - time.monotonic())):
@@ -342,10 +339,6 @@ class Connection:
         client.on_disconnect = self._on_disconnect
         return client
 
-    def _room(self) -> int:
-        limit = min(CHUNKS_IN_FLIGHT_MAX, self._in_flight_max)
-        return max(0, limit - self._in_flight - len(self._backlog))
-
     def _on_connect(
         self,
         _client: Client,
@@ -358,9 +351,7 @@ class Connection:
         if code.is_failure:
             self.abort(Ending(reason=f"broker refused: {code}", code=code.value))
             return
-        self._in_flight_max = min(
-            IN_FLIGHT_MAX, getattr(properties, "ReceiveMaximum", IN_FLIGHT_MAX)
-        )
+        self._outbox = Outbox(getattr(properties, "ReceiveMaximum", IN_FLIGHT_MAX))
         self.max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
         if self._options.filters:
             self.subscribe()
@@ -372,9 +363,12 @@ class Connection:
     ) -> None:
         with self._lock:
             self._unanswered.discard(mid)
-        if self._opened_at is not None:
-            return  # the answer to ``ask`` or ``listen``
+            asked = self._asked.pop(mid, "")
         refused = [code for code in codes if code.is_failure]
+        if self._opened_at is not None:
+            if refused:
+                self._put(Refusal(refused[0].value, asked or " ".join(self._options.filters)))
+            return
         if refused:
             self.abort(_refused(f"subscription refused: {refused[0]}", refused[0].value))
             return
@@ -396,22 +390,37 @@ class Connection:
         else:
             self._put(event)
 
-    def _on_acknowledged(self, code: int) -> None:
+    def _on_acknowledged(self, message: Outgoing, code: int) -> None:
         if code == NOT_AUTHORIZED:
             reason = f"publish refused: {ReasonCode(PacketTypes.PUBACK, identifier=code)}"
             self.abort(_refused(reason, code))
             return
+        if code >= FAILURE:
+            self._put(Refusal(code, message.topic, message.payload))
         with self._lock:
-            full = self._room() == 0
-            following = self._backlog.popleft() if self._backlog else None
-            if following is None:
-                self._in_flight -= 1
-            drained = full and self._room() > 0
-        if following is not None:
-            topic, payload, retain = following
-            self._client.send(topic, payload, retain=retain)
+            full = self._outbox.room == 0
+            following, pause_s = self._outbox.acknowledged(message, code)
+            drained = full and self._outbox.room > 0
+            if pause_s:
+                self._pause = threading.Timer(pause_s, self._resume)
+                self._pause.daemon = True
+                self._pause.start()
+        self._send(following)
         if drained:
             self._put(Drained())
+
+    def _resume(self) -> None:
+        with self._lock:
+            following = self._outbox.resume()
+            drained = self._outbox.room > 0
+        if self.open:
+            self._send(following)
+            if drained:
+                self._put(Drained())
+
+    def _send(self, messages: list[Outgoing]) -> None:
+        for message in messages:
+            self._client.send(message)
 
     def _on_disconnect(
         self, _client: Client, _data: Any, flags: Any, code: ReasonCode, _props: Any
@@ -431,6 +440,8 @@ class Connection:
     def _on_exit(self) -> None:
         self._ended.set()
         self._progress.set()
+        if self._pause is not None:
+            self._pause.cancel()
 
 
 def _refused(what: str, code: int) -> Ending:

@@ -20,8 +20,9 @@ from protofleet.wire.link import (
     Connected,
     Delivery,
     Disconnected,
-    Drained,
+    Hindered,
     Link,
+    LinkEvent,
     Traffic,
     Woken,
 )
@@ -55,7 +56,9 @@ from protofleet.wire.transfer import (
 )
 
 _End = TypeVar("_End", Sender | Carousels, Receiver)
-Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected | Ignored
+Event = (
+    Connected | Disconnected | Hindered | PeerMessage | Received | Delivered | Rejected | Ignored
+)
 
 _MESSAGES: dict[Channel, type[Message]] = {
     Channel.ANNOUNCEMENT: Announcement,
@@ -230,7 +233,7 @@ class Endpoint:
         now = time.monotonic()
         self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
 
-    def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
+    def _take(self, event: LinkEvent | None) -> None:
         if isinstance(event, Connected):
             # The caller announces itself first, and only then are transfers taken up again.
             self._ready.append(event)
@@ -238,6 +241,12 @@ class Endpoint:
         elif isinstance(event, Disconnected):
             self._ready.append(event)
             self._may_offer = False
+        elif isinstance(event, Hindered):
+            if event.reason:
+                self._ready.append(event)
+            if event.narrower:
+                for sender in self._senders:
+                    sender.reconnected(self._link.clock, self._link.chunk_bytes)
         elif isinstance(event, Delivery):
             self._deliver(event)
 

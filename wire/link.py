@@ -23,9 +23,9 @@ from protofleet.wire.chunks import (
     TAG_BYTES,
 )
 from protofleet.wire.connection import (
-    NOT_AUTHORIZED,
     Connected,
     Connection,
+    ConnectionEvent,
     Delivery,
     Drained,
     Ending,
@@ -33,12 +33,14 @@ from protofleet.wire.connection import (
     Will,
 )
 from protofleet.wire.mqtt_client import Counters
+from protofleet.wire.refusals import NOT_AUTHORIZED, PACKET_TOO_LARGE, Hindered, Refusal
 
 __all__ = [
     "Connected",
     "Delivery",
     "Disconnected",
     "Drained",
+    "Hindered",
     "Link",
     "LinkEvent",
     "LinkOptions",
@@ -55,7 +57,6 @@ STABLE_S = 60.0
 """Only a connection that lasted this long resets the back-off, else a flapping link storms."""
 QUEUE_MAX = 1024
 """Unread events; beyond it the socket is not read, so that the broker feels the pressure."""
-PACKET_TOO_LARGE = 0x95
 UNSUPPORTED_VERSION = 0x84
 FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C})
 """Not authorised, bad client id, bad user or password, banned, bad method: trying again is no
@@ -83,7 +84,7 @@ class Woken:
     """``Link.wake`` was called."""
 
 
-LinkEvent = Connected | Disconnected | Delivery | Drained | Woken
+LinkEvent = Connected | Disconnected | Delivery | Drained | Hindered | Woken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class Link:
         self._closing = threading.Event()
         self._connection: Connection | None = None
         self._chunk_limit = MAX_DATA_BYTES
+        self._told: set[tuple[int, bool]] = set()
         self._version = 1 if self._address.version == "3.1.1" else 0
         self._version_known = self._address.version != ""
         self._may_ask = True
@@ -155,7 +157,7 @@ class Link:
             self._handed_out_s, event = self._events.get(timeout=wait_s)
         except queue.Empty:
             return None
-        if not isinstance(event, Woken | Drained):
+        if not isinstance(event, Woken | Drained | Hindered):
             self._places.release()
         return event
 
@@ -180,7 +182,7 @@ class Link:
         """Subscribe to one filter more until ``stop_listening`` or the end of the connection.
 
         Returns:
-            False if the link is down; whether the broker allows the filter is seen by what comes.
+            False if the link is down; if the broker forbids the filter, ``Hindered`` says so.
         """
         connection = self._connection
         if connection is None or not connection.open:
@@ -271,7 +273,7 @@ class Link:
         attempt = 0
         while not self._closing.is_set():
             connection = Connection(
-                self._options, VERSIONS[self._version], self._counters, self._put
+                self._options, VERSIONS[self._version], self._counters, self._take
             )
             self._connection = connection
             ending = connection.run(self._address, self._tls)
@@ -309,8 +311,24 @@ class Link:
         ceiling = min(BACKOFF_MAX_S, first * 2.0 ** min(max(attempt - 1, 0), 10))
         return self._rng.uniform(0.0, ceiling)
 
+    def _take(self, event: ConnectionEvent) -> None:
+        if not isinstance(event, Refusal):
+            self._put(event)
+            return
+        narrower = False
+        if event.chunk_data_bytes:
+            if event.chunk_data_bytes > self._chunk_limit:
+                return  # it was on its way when another of its size was refused
+            limit = max(MIN_DATA_BYTES, self.chunk_bytes // 2)
+            narrower, self._chunk_limit = limit < self.chunk_bytes, limit
+        kind = event.code, event.payload is None
+        reason = "" if kind in self._told else event.reason
+        self._told.add(kind)
+        if narrower or reason:
+            self._put(Hindered(reason, narrower))
+
     def _put(self, event: LinkEvent) -> None:
-        if isinstance(event, Drained):
+        if isinstance(event, Drained | Hindered):
             # Takes no place and never waits: it comes under a lock that ``publish`` needs, and
             # whoever publishes empties the queue. There is at most one for each publish.
             self._events.put((time.monotonic(), event))

@@ -20,6 +20,8 @@ from typing import Any
 from paho.mqtt.client import Client
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 
+from protofleet.wire.outbox import Outgoing
+
 SMALL_READ_BYTES = 1024
 """A read below it ends a small packet; the next may be held back until TCP acknowledges it."""
 READ_AHEAD_BYTES = 16 * 1024
@@ -48,43 +50,43 @@ class MqttClient(Client):
         on_exit: called when ``loop_forever`` ends.
         on_broken: called with what paho makes of a packet that no broker sends.
         on_delivery: called with topic, payload and whether it is retained.
-        on_acknowledged: called with the reason code of a PUBACK for what ``send`` has sent.
+        on_acknowledged: called with what ``send`` has sent, and the reason code of its PUBACK.
     """
 
     counters: Counters
     on_exit: Callable[[], None]
     on_broken: Callable[[Exception], None]
     on_delivery: Callable[[str, bytes, bool], None]
-    on_acknowledged: Callable[[int], None]
+    on_acknowledged: Callable[[Outgoing, int], None]
     _read_ahead = b""
     _taken = 0
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._unacknowledged: set[int] = set()
+        self._unacknowledged: dict[int, Outgoing] = {}
         self.on_message = lambda _client, _data, message: self.on_delivery(
             message.topic, bytes(message.payload), message.retain
         )
 
-    def send(self, topic: str, payload: bytes, *, retain: bool) -> None:
+    def send(self, message: Outgoing) -> None:
         """Publish with QoS 1 on this connection; ``on_acknowledged`` comes at most once."""
         if self._sock is None:
             return
         mid = self._mid_generate()
         while mid in self._unacknowledged:
             mid = self._mid_generate()
-        self._unacknowledged.add(mid)
-        name = topic.encode()
+        self._unacknowledged[mid] = message
+        name = message.topic.encode()
         body = b"".join(
             (
                 struct.pack("!H", len(name)),
                 name,
                 struct.pack("!H", mid),
                 b"\0" if self._protocol == _FIVE else b"",  # no properties
-                payload,
+                message.payload,
             )
         )
-        packet = bytearray([_PUBLISH_ONCE | retain])
+        packet = bytearray([_PUBLISH_ONCE | message.retain])
         self._pack_remaining_length(packet, len(body))
         packet += body
         self._packet_queue(_PUBLISH_ONCE, packet, mid, 1)
@@ -107,9 +109,9 @@ class MqttClient(Client):
         mid = int.from_bytes(packet[:2], "big")
         if cmd != "PUBACK" or len(packet) < 2 or mid not in self._unacknowledged:
             return super()._handle_pubackcomp(cmd)
-        self._unacknowledged.discard(mid)
+        message = self._unacknowledged.pop(mid)
         with self._in_callback_mutex:
-            self.on_acknowledged(packet[2] if len(packet) > 2 else 0)
+            self.on_acknowledged(message, packet[2] if len(packet) > 2 else 0)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _sock_recv(self, bufsize: int) -> bytes:

@@ -29,7 +29,7 @@ from protofleet.federation.synchronous import draw
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Disconnected
+from protofleet.wire.link import Disconnected, Hindered
 from protofleet.wire.transfer import Rejected
 
 _LOST = Disconnected("broker gone")
@@ -477,7 +477,10 @@ def test_what_the_wire_ignored_is_reported(open_federation):
 def test_a_broker_that_is_gone_is_reported_and_one_that_refuses_ends_the_run(open_federation):
     fed = open_federation()
     with pytest.raises(UnavailableError, match="not authorised"):
-        fed.play(CONNECTED, _LOST, Disconnected("not authorised", final=True))
+        fed.play(
+            CONNECTED, Hindered("too large"), _LOST, Disconnected("not authorised", final=True)
+        )
+    assert fed.told(events.BrokerHinders, "reason") == [("too large",)]
     assert fed.told(events.BrokerDisconnected, "reason") == [("broker gone",)]
     assert fed.endpoint.closed
 

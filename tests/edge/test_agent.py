@@ -27,7 +27,7 @@ from protofleet.federation.coding import (
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Disconnected
+from protofleet.wire.link import Disconnected, Hindered
 from protofleet.wire.messages import Task
 from protofleet.wire.transfer import Delivered, Rejected
 
@@ -543,18 +543,20 @@ def test_a_device_does_not_wait_while_it_trains_and_waits_anew_after_a_round(dev
     assert [round(one["waited_s"]) for one in told][:5] == [10, 30, 70, 150, 310]
 
 
-def test_a_lost_broker_is_waited_for_and_one_that_refuses_ends_the_device(device):
+def test_a_lost_broker_is_waited_for_and_one_that_refuses_ends_the_device(device, caplog):
     ignored = Ignored(_NAME, "chunk-index", "too large")
     with pytest.raises(UnavailableError, match=r"not authorised; .* it alone, .*new invitation"):
         device.play(
             CONNECTED,
             Disconnected("gone"),
             CONNECTED,
+            Hindered("it takes no more"),
             ignored,
             Disconnected("not authorised", final=True),
         )
     assert device.names() == ["joined", "left"]
     assert device.endpoint.closed
+    assert "the broker hinders: it takes no more" in caplog.messages
 
 
 def test_a_device_that_is_stopped_keeps_the_payload_that_it_was_training_on(device):

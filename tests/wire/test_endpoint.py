@@ -18,7 +18,15 @@ from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkEvent, LinkOptions
+from protofleet.wire.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkEvent,
+    LinkOptions,
+)
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
@@ -87,7 +95,7 @@ class _Pair:
         if isinstance(event, Connected) or announced:
             self.device.publish(Presence(device_id="pi-7", boot_id="b", status="online"))
         elif isinstance(event, PeerMessage) and isinstance(event.message, Task):
-            self.device.expect(event.message.payload)
+            self.device.expect(event.message.payload, event.message.shared)
         elif isinstance(event, Received):
             update = event.path.read_bytes()[::-1]
             self.device.accept(event.offer.transfer_id)
@@ -275,6 +283,28 @@ def test_a_smaller_packet_limit_after_a_restart_is_obeyed(tmp_path):
         pair.run(_delivered_update)
         assert pair.updates == {1: _BLOB[::-1]}
         pair.close()
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("keyed", [None, Keyed()], ids=["plain", "keyed"])
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "for all"])
+def test_a_broker_that_refuses_packets_one_by_one_gets_smaller_ones(tmp_path, keyed, shared):
+    """It acknowledges each with 0x95 and drops it; both ends learn it for themselves, once."""
+    with mosquitto(tmp_path, "message_size_limit 20000") as port:
+        pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path, keyed)
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
+        for round_id in (1, 2):
+            before = pair.coordinator.traffic.payload_up_bytes
+            pair.coordinator.send_task("pi-7", _task(round_id), _BLOB, shared=shared)
+            pair.run(_delivered_update)
+            assert pair.updates[round_id] == _BLOB[::-1]
+        pair.close()
+    hindered = [event.reason for event in pair.seen if isinstance(event, Hindered)]
+    assert ["dn/pi-7/c'" in one or "all/c/" in one for one in hindered] == [True, False]
+    assert ["up/pi-7/c'" in one for one in hindered] == [False, True]
+    assert all("0x95" in one and "message_size_limit" in one for one in hindered)
+    assert not any(isinstance(event, Disconnected) for event in pair.seen)
+    assert pair.coordinator.traffic.payload_up_bytes - before < 1.1 * len(_BLOB)
 
 
 def test_one_round_works_over_the_embedded_broker(tmp_path):

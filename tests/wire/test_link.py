@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import counted_link
@@ -26,18 +26,20 @@ from protofleet.coordinator.roll_call import RollCall
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import MAX_DATA_BYTES
-from protofleet.wire.connection import CHUNKS_IN_FLIGHT_MAX, Ending
+from protofleet.wire.connection import Ending
 from protofleet.wire.link import (
-    PACKET_TOO_LARGE,
     STABLE_S,
     Connected,
     Delivery,
     Disconnected,
     Drained,
+    Hindered,
     Link,
     LinkOptions,
     Woken,
 )
+from protofleet.wire.outbox import CHUNKS_IN_FLIGHT_MAX
+from protofleet.wire.refusals import PACKET_TOO_LARGE
 
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
 
@@ -479,6 +481,87 @@ def test_a_packet_that_was_too_large_halves_the_chunks():
     link = Link(LinkOptions(broker=_NOWHERE))
     link._adapt(Ending(reason="", code=PACKET_TOO_LARGE, opened=True))
     assert link.chunk_bytes == MAX_DATA_BYTES // 2
+
+
+def _packets(client: socket.socket):
+    """First byte and body of each packet that comes; all are short."""
+    with client.makefile("rb") as stream:
+        while head := stream.read(2):
+            yield head[0], stream.read(head[1])
+
+
+def _acknowledging(codes: list[int], seen: list[bytes]):
+    """A broker of MQTT 5 that answers each PUBLISH and SUBSCRIBE with the next of ``codes``."""
+
+    def serve(server: socket.socket) -> None:
+        client, _address = server.accept()
+        for head, body in _packets(client):
+            if head == 0x10:
+                client.sendall(b"\x20\x03\x00\x00\x00")
+            elif head & 0xF0 == 0x30:
+                behind = 2 + int.from_bytes(body[:2], "big")
+                seen.append(body[behind + 3 :])
+                code = codes.pop(0) if codes else 0
+                client.sendall(b"\x40\x03" + body[behind : behind + 2] + bytes([code]))
+            elif head == 0x82:
+                client.sendall(b"\x90\x04" + body[:2] + b"\x00" + bytes([codes.pop(0)]))
+
+    return serve
+
+
+@contextmanager
+def _refusing(*codes: int):
+    """A link to a broker that refuses with these codes, and what was published there."""
+    seen: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        serve = _acknowledging(list(codes), seen)
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            _next(link, Connected)
+            yield link, seen
+
+
+def test_what_a_broker_has_no_quota_for_is_said_once_and_sent_again_until_it_is_taken(monkeypatch):
+    monkeypatch.setattr("protofleet.wire.outbox.PAUSE_S", 0.01)
+    with _refusing(0x97, 0x97, 0x97) as (link, seen):
+        assert link.publish("x", b"1")
+        told = _next(link, Hindered)
+        assert "0x97" in told.reason
+        assert "quota" in told.reason
+        assert not told.narrower
+        wait_until(lambda: link.unacknowledged == 0)
+        assert seen == [b"1"] * 4
+        assert not any(isinstance(one, Hindered) for one in iter(lambda: link.get(0.0), None))
+
+
+def test_a_publish_that_no_repetition_helps_is_said_and_not_sent_again():
+    with _refusing(0x99) as (link, seen):
+        assert link.publish("fl/v2/lab/up/pi-7/s", b"1")
+        reason = _next(link, Hindered).reason
+        assert "it takes no 1 bytes on 'fl/v2/lab/up/pi-7/s'" in reason
+        assert "payload format invalid, 0x99" in reason
+        wait_until(lambda: link.unacknowledged == 0)
+        assert link.publish("fl/v2/lab/up/pi-7/s", b"2")
+        wait_until(lambda: seen == [b"1", b"2"])
+        assert link.connected
+
+
+@pytest.mark.parametrize("way", [Link.listen, Link.ask])
+def test_a_filter_that_the_broker_refuses_is_said_and_the_link_stays(way):
+    with _refusing(0x87) as (link, _):
+        assert way(link, "fl/v2/lab/all/c/00")
+        reason = _next(link, Hindered).reason
+        assert "it refuses to deliver 'fl/v2/lab/all/c/00' (not authorized, 0x87)" in reason
+        assert link.connected
+
+
+def test_a_record_that_is_too_large_for_the_broker_is_named_and_changes_no_chunk():
+    with _refusing(0x95) as (link, _):
+        assert link.publish("fl/v2/lab/all/ctl", b"{}", retain=True)
+        told = _next(link, Hindered)
+        assert "it takes no 2 bytes on 'fl/v2/lab/all/ctl' (packet too large, 0x95)" in told.reason
+        assert not told.narrower
+        assert link.chunk_bytes == MAX_DATA_BYTES
 
 
 def test_back_off_is_full_jitter_up_to_two_minutes():

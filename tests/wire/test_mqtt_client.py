@@ -10,9 +10,11 @@ from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 
 from protofleet.wire.mqtt_client import Counters, MqttClient
+from protofleet.wire.outbox import Outgoing
 
 _FIVE, _FOUR = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 _TOPIC = "fl/v2/lab/dn/pi-7/t"
+_MESSAGE = Outgoing(_TOPIC, b"x", retain=False)
 _HEAD = b"\x00\x01x\x00\x07"
 """Topic 'x', packet id 7."""
 
@@ -29,7 +31,7 @@ class _Pair:
         self.delivered, self.acknowledged = [], []
         self.client.counters = Counters()
         self.client.on_delivery = lambda *seen: self.delivered.append(seen)
-        self.client.on_acknowledged = self.acknowledged.append
+        self.client.on_acknowledged = lambda *seen: self.acknowledged.append(seen)
 
     def read(self, count):
         data = b""
@@ -67,7 +69,7 @@ def _properties(pair, encoded=b""):
 def test_what_is_sent_is_what_paho_sends(pair, size, retain):
     with closing(_Pair(Client, pair.client._protocol)) as other:
         other.client.publish(_TOPIC, bytes(size), 1, retain)
-        pair.client.send(_TOPIC, bytes(size), retain=retain)
+        pair.client.send(Outgoing(_TOPIC, bytes(size), retain))
         least = size + len(_TOPIC) + 6
         expected, found = other.read(least), pair.read(least)
         for one in (pair, other):
@@ -111,22 +113,22 @@ def test_a_message_that_ends_too_early_is_refused(pair, body):
 def test_an_acknowledgement_counts_once_and_only_for_what_was_sent(pair):
     pair.take(bytes([0x40, 2, 0, 1]))
     assert pair.acknowledged == []
-    pair.client.send(_TOPIC, b"x", retain=False)
+    pair.client.send(_MESSAGE)
     for _ in range(2):
         pair.take(bytes([0x40, 2, 0, 1]))
-    assert pair.acknowledged == [0]
+    assert pair.acknowledged == [(_MESSAGE, 0)]
 
 
 @pytest.mark.parametrize("tail", [b"\x87", b"\x87\x00"])
 def test_the_reason_of_an_acknowledgement_is_told(tail):
     with closing(_Pair(MqttClient, _FIVE)) as pair:
-        pair.client.send(_TOPIC, b"x", retain=False)
+        pair.client.send(_MESSAGE)
         pair.take(_packet(0x40, b"\x00\x01" + tail))
-        assert pair.acknowledged == [0x87]
+        assert pair.acknowledged == [(_MESSAGE, 0x87)]
 
 
 def test_nothing_is_sent_without_a_socket(pair):
     ours, pair.client._sock = pair.client._sock, None
-    pair.client.send(_TOPIC, b"x", retain=False)
+    pair.client.send(_MESSAGE)
     pair.client._sock = ours
     assert not pair.client.want_write()
