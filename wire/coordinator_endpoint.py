@@ -57,7 +57,9 @@ class CoordinatorEndpoint(Endpoint):
     ) -> None:
         super().__init__(link, topics, folder, limits, protection)
         key = self._protection.content_key
-        self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
+        self._bundle_sender = Sender(
+            content_key=key, offers=Lane.BUNDLE, passes=self._passes, settled=self._settled
+        )
         self._carousels = Carousels(
             content_key=key, offering=self._is_offering, let_ask=self._let_ask
         )
@@ -165,7 +167,7 @@ class CoordinatorEndpoint(Endpoint):
             most_chunk_bytes: data of a chunk that the device takes; 0: what a packet holds.
             shared: many get this payload, and its chunks may travel to all of them at once.
         """
-        chunk_bytes = self._link.chunk_bytes
+        chunk_bytes = self._chunk_bytes(device_id)
         offer = describe(
             source,
             kind="payload",
@@ -213,7 +215,7 @@ class CoordinatorEndpoint(Endpoint):
             most_chunk_bytes: as of ``send_task``.
             shared: as of ``send_task``.
         """
-        chunk_bytes = self._link.chunk_bytes
+        chunk_bytes = self._chunk_bytes(device_id)
         payload = describe(
             source,
             kind="bundle",

@@ -261,7 +261,7 @@ class DeviceEndpoint(Endpoint):
             kind="update",
             device_id=self._device_id,
             round_id=round_id,
-            chunk_bytes=self._link.chunk_bytes,
+            chunk_bytes=self._chunk_bytes(self._device_id),
             coding=coding,
         )
         offer = self._protection.sign_offer(offer)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from protofleet.errors import InputError, RefusedError, StorageError
 from protofleet.wire.carousel import Carousels
+from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
@@ -114,7 +115,10 @@ class Endpoint:
         self._link = link
         self._topics = topics
         self._protection = protection
-        self._sender = Sender(content_key=protection.content_key)
+        self._passes: dict[str, int] = {}
+        self._sender = Sender(
+            content_key=protection.content_key, passes=self._passes, settled=self._settled
+        )
         self._receiver = Receiver(folder, limits, sealed=protection.sealed)
         # In order of precedence: those of rounds first.
         self._senders: list[Sender | Carousels] = [self._sender]
@@ -137,6 +141,13 @@ class Endpoint:
     def unacknowledged(self) -> int:
         """How many published records and chunks would be lost if the link ended now."""
         return self._link.unacknowledged
+
+    def _settled(self) -> bool:
+        return self._link.unacknowledged == 0
+
+    def _chunk_bytes(self, device_id: str) -> int:
+        """Most data of a chunk that passes, as far as is known."""
+        return min(self._link.chunk_bytes, self._passes.get(device_id, MAX_DATA_BYTES))
 
     @property
     def traffic(self) -> Traffic:

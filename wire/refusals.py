@@ -79,3 +79,13 @@ class Hindered:
 
     reason: str
     narrower: bool = False
+
+
+def silence(device_id: str, data_bytes: int, seconds: float, smaller: int) -> Hindered:
+    """What to say when chunks of ``data_bytes`` do not arrive, though small messages do."""
+    return Hindered(
+        f"no chunk of {data_bytes:,} bytes of '{device_id}' arrives, {seconds:.0f} s after it was "
+        "asked for, while small messages do: a broker, bridge or proxy on the way may drop large "
+        f"packets without a word; chunks of {smaller:,} bytes are tried, and then smaller "
+        "ones; its limit on packets must grow, and protofleet doctor --broker measures what passes"
+    )

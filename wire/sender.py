@@ -13,7 +13,15 @@ from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
 from protofleet.printable import printable
-from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
+from protofleet.wire.allowance import Allowance
+from protofleet.wire.chunks import (
+    MAX_CHUNKS,
+    MAX_DATA_BYTES,
+    MIN_DATA_BYTES,
+    Chunk,
+    ChunkCipher,
+    pack,
+)
 from protofleet.wire.messages import (
     BundleOffer,
     Need,
@@ -23,6 +31,8 @@ from protofleet.wire.messages import (
     decode,
     encode,
 )
+from protofleet.wire.passage import Passage
+from protofleet.wire.refusals import silence
 from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
 
 REPEAT_S = 3.0
@@ -34,11 +44,6 @@ REPEAT_MAX_S = 60.0
 """Doubling stops here; an absent receiver costs one small packet a minute."""
 OFFER_GAP_S = 1.0
 """However often a device says that it is back, it is offered no more often."""
-FREE_COPIES = 3
-"""A link that loses every other packet needs fewer; a receiver that asks for more has to wait."""
-COPY_S = 600.0
-CHUNK_S = 15.0
-"""Then it gets the blob in the former time, or a chunk in the latter if that is more."""
 ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
@@ -75,35 +80,6 @@ def read_chunk(source: Source, offer: TransferOffer, index: int) -> bytes | memo
     return data
 
 
-class Allowance:
-    """Bytes of one blob that a receiver may still ask for; refilled slowly.
-
-    Without it, a few hundred kilobytes of asking are answered with gigabytes.
-
-    Attributes:
-        key: the transfer.
-    """
-
-    __slots__ = ("_at", "_left", "_most", "_rate", "key")  # there is one for each device
-
-    def __init__(self, offer: TransferOffer, now: float) -> None:
-        self.key = offer.transfer_id
-        chunk_bytes = min(offer.chunk_bytes, offer.total_bytes)
-        self._most = float(FREE_COPIES * offer.total_bytes)
-        self._rate = max(offer.total_bytes / COPY_S, chunk_bytes / CHUNK_S)
-        self._left, self._at = self._most, now
-
-    def left(self, now: float) -> int:
-        """Bytes that may be sent now."""
-        self._left = min(self._most, self._left + self._rate * (now - self._at))
-        self._at = now
-        return int(self._left)
-
-    def spend(self, count: int) -> None:
-        """``count`` bytes are sent."""
-        self._left -= count
-
-
 class OutboundTransfer:
     """One blob on its way out.
 
@@ -113,17 +89,20 @@ class OutboundTransfer:
         due: when to offer again.
         offered_at: when it was offered last on this connection.
         wanted: chunk indices asked for and not yet handed out, in order, without repetition.
+        narrowed: whether larger ones were not.
     """
 
     __slots__ = (  # there is one for each device
         "_cipher",
         "_content_key",
+        "_passage",
         "_repeat_s",
         "_source",
         "_task",
         "allowance",
         "device_id",
         "due",
+        "narrowed",
         "offer",
         "offered_at",
         "wanted",
@@ -142,6 +121,8 @@ class OutboundTransfer:
         self.device_id = device_id
         self.allowance = allowance
         self._content_key = content_key
+        self.narrowed = False
+        self._passage: Passage | None = None  # of most nothing was asked yet
         self._cut(offer)
         self.due = float("inf")
         self.offered_at = float("-inf")
@@ -168,10 +149,36 @@ class OutboundTransfer:
         """The link is new: nothing asked for before counts, and chunks must fit it."""
         self.wanted.clear()
         self._repeat_s = REPEAT_S
+        self._passage = None
+        self.narrow(max_chunk_bytes)
+        self.allowance = Allowance(self.offer, now)
+
+    def narrow(self, max_chunk_bytes: int) -> None:
+        """Take a grid of chunks that are no larger."""
         if self.offer.chunk_bytes > max_chunk_bytes:
             self._cut(replace(self.offer, chunk_bytes=max_chunk_bytes))
             self.share_no_more()  # that was of the other grid
-        self.allowance = Allowance(self.offer, now)
+
+    def blocked(self, need: Need, now: float) -> int:
+        """Bytes of the chunks to try instead, if those of now do not seem to pass; else 0."""
+        shared = self._task is not None and bool(self._task.shared)
+        if self._passage is None:
+            self._passage = Passage(self.offer)
+        if not self._passage.is_blocked(need, now, shared=shared):
+            return 0
+        total = self.offer.total_bytes
+        least = max(MIN_DATA_BYTES, -(-total // MAX_CHUNKS))
+        smaller = max(least, min(total, self.offer.chunk_bytes) // 2)
+        return smaller if smaller < self.offer.chunk_bytes else 0
+
+    @property
+    def passes(self) -> bool:
+        """Whether its chunks are known to arrive."""
+        return self._passage is not None and self._passage.arrived
+
+    def silent_s(self, now: float) -> float:
+        """How long ago its chunks were asked for first."""
+        return 0.0 if self._passage is None else self._passage.silent_s(now)
 
     def share_no_more(self) -> None:
         """From here on the offer names no version whose chunks come to all."""
@@ -210,6 +217,8 @@ class OutboundTransfer:
         del self.wanted[index]
         data = read_chunk(self._source, self.offer, index)
         self.allowance.spend(len(data))
+        if self._passage is not None:
+            self._passage.sent(index)
         chunk = Chunk(
             transfer_id=self.offer.transfer_id,
             index=index,
@@ -223,6 +232,7 @@ class OutboundTransfer:
         key = self._content_key(offer.sha256, offer.chunk_bytes)
         self.offer = offer if offer.key == key else replace(offer, key=key)
         self._cipher = ChunkCipher(key, offer.transfer_id) if key else None
+        self._passage = None
 
     def _affordable(self, now: float) -> int:
         chunk_bytes = min(self.offer.chunk_bytes, self.offer.total_bytes)
@@ -240,6 +250,9 @@ class Sender:
         rng: jitter of repetitions.
         content_key: what seals chunks.
         offers: the lane of its offers.
+        passes: data of the largest chunks that are known to pass, by device for which larger ones
+            were not; learnt here, and perhaps shared with other senders.
+        settled: whether our own link has handed over all that it was given.
     """
 
     def __init__(
@@ -248,8 +261,12 @@ class Sender:
         *,
         content_key: ContentKey = no_key,
         offers: Lane = Lane.OFFER,
+        passes: dict[str, int] | None = None,
+        settled: Callable[[], bool] = lambda: True,
     ) -> None:
         self._content_key, self._lane = content_key, offers
+        self._passes, self._settled = {} if passes is None else passes, settled
+        self._told_silence = False
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._open: dict[str, OutboundTransfer] = {}
         self._of_device: dict[str, str] = {}
@@ -296,8 +313,12 @@ class Sender:
         )
         self._open[key] = transfer
         self._of_device[device_id] = key
+        transfer.narrow(self._passes.get(device_id, MAX_DATA_BYTES))
         if before is not None:
             transfer.offered_at = before.offered_at
+            if before.narrowed:
+                transfer.narrowed = True
+                transfer.narrow(before.offer.chunk_bytes)
         self._offer_soon(key, now)
 
     @property
@@ -328,14 +349,37 @@ class Sender:
         if isinstance(message, Receipt):
             self.forget(key)
             if message.status == "done":
+                self._note_passage(transfer, arrived=True)
                 self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
             return [_rejected(device_id, transfer.offer, message)]
         transfer.asked(message, now, self._rng)
+        smaller = transfer.blocked(message, now)
+        if smaller and self._settled():
+            return self._narrow(transfer, smaller, now)
+        self._note_passage(transfer, arrived=transfer.passes)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
             self._ready.setdefault(key)
         return []
+
+    def _narrow(self, transfer: OutboundTransfer, smaller: int, now: float) -> list[Action]:
+        """Offer it anew in smaller chunks; the larger ones do not seem to pass."""
+        key, was = transfer.offer.transfer_id, transfer.offer.chunk_bytes
+        waited_s = transfer.silent_s(now)
+        transfer.narrowed = True
+        transfer.wanted.clear()
+        transfer.narrow(smaller)  # with what is left of its allowance: whoever asks cannot renew it
+        self._ready.pop(key, None)
+        self._offer_soon(key, now)
+        if self._told_silence:
+            return []
+        self._told_silence = True
+        return [silence(transfer.device_id, was, waited_s, smaller)]
+
+    def _note_passage(self, transfer: OutboundTransfer, *, arrived: bool) -> None:
+        if arrived and transfer.narrowed:
+            self._passes[transfer.device_id] = transfer.offer.chunk_bytes
 
     def let_ask(self, key: str, now: float) -> None:
         """Offer a transfer anew as one whose chunks do not come to all: its receiver asks."""

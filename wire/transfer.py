@@ -36,6 +36,7 @@ from protofleet.errors import InputError
 from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.codecs import Coding
 from protofleet.wire.messages import TransferOffer
+from protofleet.wire.refusals import Hindered
 
 Source = Path | bytes
 """A blob to send: a file that stays until ``Delivered``, or bytes."""
@@ -133,7 +134,7 @@ class Rejected:
     reason: str
 
 
-Action = Send | Received | Delivered | Rejected
+Action = Send | Received | Delivered | Rejected | Hindered
 
 
 def transfer_id(sha256: str, device_id: str, round_id: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from protofleet.errors import RefusedError
+from protofleet.wire.allowance import FREE_COPIES
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
-from protofleet.wire.sender import FREE_COPIES, OFFER_GAP_S, Sender
+from protofleet.wire.sender import OFFER_GAP_S, Sender
 from protofleet.wire.transfer import Delivered, describe
 
 _BLOB = bytes(1_000_000)

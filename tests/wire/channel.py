@@ -8,9 +8,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.wire.chunks import Chunk, pack, parse
+from protofleet.wire.chunks import MAX_PAYLOAD_BYTES, Chunk, pack, parse
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode
 from protofleet.wire.receiver import Receiver
+from protofleet.wire.refusals import Hindered
 from protofleet.wire.sender import Sender
 from protofleet.wire.transfer import Delivered, Lane, Limits, Received, Rejected, Send, describe
 
@@ -76,7 +77,7 @@ class Channel:
     """Carries one blob from ``sender`` to ``receiver`` (both on one device id).
 
     What is sent within ``held_s``, from and until, arrives behind it, in its order; chunks are at
-    least ``spacing_s`` apart.
+    least ``spacing_s`` apart. Chunks of more than ``most_bytes`` are dropped.
     """
 
     folder: Path
@@ -86,6 +87,7 @@ class Channel:
     device_id: str = DEVICE
     held_s: tuple[float, float] = (0.0, 0.0)
     spacing_s: float = 0.0
+    most_bytes: int = MAX_PAYLOAD_BYTES
     now: float = 0.0
     chunks_sent: int = 0
     received: bytes | None = None
@@ -94,6 +96,7 @@ class Channel:
     def __post_init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.sender = Sender(self.rng)
+        self.hindered: list[str] = []
         self._wire: list[tuple[float, int, str, Send]] = []
         self._serial = 0
         self._free_at = 0.0
@@ -154,12 +157,15 @@ class Channel:
                 self.received = action.path.read_bytes()
                 key = action.offer.transfer_id
                 self._carry("receiver", self.receiver.accept(key, self.now))
+            elif isinstance(action, Hindered):
+                self.hindered.append(action.reason)
             else:
                 self.outcome = action
 
     def _put(self, origin: str, packet: Send) -> None:
         self.kinds[packet.lane.value] += 1
-        if self.faults.strikes(self.rng, self.faults.loss):
+        too_large = packet.lane is Lane.CHUNK and len(packet.payload) > self.most_bytes
+        if too_large or self.faults.strikes(self.rng, self.faults.loss):
             return
         began, ended = self.held_s
         delay = 0.01 if not began <= self.now < ended else ended - self.now

@@ -307,6 +307,32 @@ def test_a_broker_that_refuses_packets_one_by_one_gets_smaller_ones(tmp_path, ke
     assert pair.coordinator.traffic.payload_up_bytes - before < 1.1 * len(_BLOB)
 
 
+@pytest.mark.mosquitto
+@pytest.mark.slow(seconds=8)
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "for all"])
+def test_a_broker_that_drops_packets_without_a_word_gets_smaller_ones(
+    tmp_path, monkeypatch, shared
+):
+    """In MQTT 3.1.1 it acknowledges them as if it had passed them on."""
+    monkeypatch.setattr("protofleet.wire.inbound.FIRST_SILENCE_S", 0.2)
+    monkeypatch.setattr("protofleet.wire.inbound.LISTEN_S", 0.5)
+    monkeypatch.setattr("protofleet.wire.passage.SILENCE_S", 0.5)
+    with mosquitto(tmp_path, "message_size_limit 20000") as port:
+        pair = _Pair(f"mqtt://127.0.0.1:{port}?version=3.1.1", tmp_path)
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
+        for round_id in (1, 2):
+            before = pair.coordinator.traffic.payload_up_bytes
+            pair.coordinator.send_task("pi-7", _task(round_id), _BLOB, shared=shared)
+            pair.run(_delivered_update)
+            assert pair.updates[round_id] == _BLOB[::-1]
+        pair.close()
+    hindered = [event.reason for event in pair.seen if isinstance(event, Hindered)]
+    assert len(hindered) == 2  # one of each end
+    assert all("no chunk of 64,976 bytes of 'pi-7' arrives" in one for one in hindered)
+    assert not any(isinstance(event, Disconnected) for event in pair.seen)
+    assert pair.coordinator.traffic.payload_up_bytes - before < 1.1 * len(_BLOB)
+
+
 def test_one_round_works_over_the_embedded_broker(tmp_path):
     pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[fleet]'")
     with local_broker("amqtt") as url:
