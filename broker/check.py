@@ -13,49 +13,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from protofleet.broker.access import AccessList, access_list
+from protofleet.broker.findings import Finding, Verdict
 from protofleet.broker.folder import PACKET_BYTES
 from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential, speaks_old_tls
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.chunks import MAX_PAYLOAD_BYTES
 from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX
 
 SETTLE_S = 1.0
 """How long a message may be on its way after the broker has acknowledged it."""
 PLAIN_PORT = 1883
 _NOBODY = Credential()
-
-
-class Verdict(Enum):
-    """What an answer means."""
-
-    CLOSED = "closed"
-    OPEN = "OPEN"
-    WORKS = "works"
-    BROKEN = "BROKEN"
-    NOTED = "noted"
-    UNKNOWN = "unknown"
-
-    @property
-    def failed(self) -> bool:
-        """Whether something has to be done."""
-        return self in (Verdict.OPEN, Verdict.BROKEN)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A question, the broker's answer, and what it means.
-
-    Attributes:
-        remedy: what to do about it; '' unless something has to be done.
-    """
-
-    question: str
-    answer: str
-    verdict: Verdict
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +55,7 @@ class _Attempt:
     Attributes:
         tail: the topic behind the federation.
         allowed: whether it must arrive.
-        how: ``publish``, ``retain``, ``will`` or ``large``.
+        how: ``publish``, ``retain``, ``will``, ``large`` or ``largest`` (that we send).
     """
 
     question: str
@@ -106,6 +77,7 @@ class _Sent:
 
 
 _REMEDY_ACL = "acl_file, with an access list such as protofleet broker init writes"
+_REMEDY_SIZE = f"max_packet_size {PACKET_BYTES}, and no message_size_limit below it"
 _REMEDY_READ = "acl_file: a device reads dn/<its name>/# and all/# alone"
 _REMEDY_WRITE = "acl_file: a device writes up/<its name>/# and st/<its name> alone"
 _REMEDY_ENROL = "acl_file: en/ is for the coordinator, and en/<its name>/ for an invitation"
@@ -202,6 +174,11 @@ def _wrong_passwords(
             verdict = Verdict.CLOSED if closed else Verdict.OPEN
             remedy = "" if closed else _REMEDY_PASSWORD
             yield Finding(f"does it let in {question}", probe.refused or "yes", verdict, remedy)
+
+
+def _largest(name: str, who: Credential, tail: str) -> _Attempt:
+    question = f"does the largest packet that {name} sends arrive?"
+    return _Attempt(question, who, tail, _REMEDY_SIZE, allowed=True, how="largest")
 
 
 class _Session:
@@ -308,6 +285,7 @@ class _Session:
     def _attempts(self) -> Iterator[_Attempt]:
         device, own, victim = self._device, self._own, self._victim
         yield _Attempt("does what a device sends arrive?", device, f"up/{own}/s", allowed=True)
+        yield _largest("a device", device, f"up/{own}/c")
         for question, tail, how in (
             ("send as another device?", f"up/{victim}/m", "publish"),
             ("say that another device is away?", f"st/{victim}", "retain"),
@@ -332,20 +310,18 @@ class _Session:
         coordinator, own, victim = self._coordinator, self._own, self._victim
         if self._rules_are_kept() and not coordinator.user:
             return
-        yield _Attempt(
-            "does what the coordinator sends arrive?", coordinator, f"dn/{own}/a", allowed=True
-        )
+        question = "does what the coordinator sends arrive?"
+        yield _Attempt(question, coordinator, f"dn/{own}/a", allowed=True)
+        yield _largest("the coordinator", coordinator, f"dn/{own}/c")
         for tail in (f"dn/{victim}/a", f"en/{INVITED}{victim}/a", "all/check"):
             yield _Attempt("", coordinator, tail, allowed=True)  # what readers must not get
         if self._invited is None:
             return
         name = self._invited.user
-        yield _Attempt(
-            "does the answer to an invitation arrive?", coordinator, f"en/{name}/a", allowed=True
-        )
-        yield _Attempt(
-            "does an invitation reach the coordinator?", self._invited, f"en/{name}/q", allowed=True
-        )
+        question = "does the answer to an invitation arrive?"
+        yield _Attempt(question, coordinator, f"en/{name}/a", allowed=True)
+        question = "does an invitation reach the coordinator?"
+        yield _Attempt(question, self._invited, f"en/{name}/q", allowed=True)
         for question, tail in (
             ("send as a device?", f"up/{name}/m"),
             ("say that a device is there?", f"st/{name}"),
@@ -358,6 +334,8 @@ class _Session:
         payload = f"check {len(self._sent)} {self._mark}".encode()
         if attempt.how == "large":
             payload = payload.ljust(3 * PACKET_BYTES)
+        elif attempt.how == "largest":
+            payload = payload.ljust(MAX_PAYLOAD_BYTES)
         topic = self._topic(attempt.tail)
         will = (topic, payload) if attempt.how == "will" else None
         with BrokerProbe(self._place, attempt.who, will=will) as probe:
@@ -388,6 +366,8 @@ class _Session:
 
     def _tells(self, sent: _Sent) -> bool:
         """Whether silence means that it was dropped: somebody who may read there was listening."""
+        if sent.attempt.how == "largest" and not self._rules_are_kept():
+            return any(map(self._arrived, self._sent))
         known = (self._coordinator, self._device, self._other, self._invited or _NOBODY)
         users = [who.user for who in known]
         return any(user and self._rules.may(user, "read", sent.topic) for user in users)
@@ -486,7 +466,7 @@ def _sent_finding(attempt: _Attempt, sent: _Sent, *, arrived: bool, told: bool) 
     if attempt.allowed:
         answer = "yes" if arrived else sent.refused or "no"
         verdict = Verdict.WORKS if arrived else Verdict.BROKEN
-        return Finding(question, answer, verdict, "" if arrived else _REMEDY_ACL)
+        return Finding(question, answer, verdict, "" if arrived else attempt.remedy or _REMEDY_ACL)
     if arrived:
         return Finding(question, "yes, it arrives", Verdict.OPEN, attempt.remedy)
     if sent.refused:

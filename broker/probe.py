@@ -24,6 +24,9 @@ ANSWER_S = 5.0
 
 
 _OTHER_VERSION = "(0x84)"
+TOO_LARGE = "(0x95)"
+NO_ANSWER = "no answer"
+_NAMES = {0x95: "Packet too large"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ class BrokerProbe:
             return self
         self._client.loop_start()
         if not self._wait(lambda: self._opened or bool(self.refused or self.ended)):
-            self.refused = "no answer"
+            self.refused = NO_ANSWER
         self.refused = self.refused or ("" if self._opened else self.ended)
         return self
 
@@ -138,6 +141,11 @@ class BrokerProbe:
         """Publish with QoS 1; why it was refused, or ''."""
         sent = self._client.publish(topic, payload, 1, retain)
         return self._ask(sent.rc, sent.mid)
+
+    def await_message(self, timeout_s: float) -> bool:
+        """Whether anything is delivered within ``timeout_s``, or has been."""
+        self._wait(lambda: bool(self.messages or self.ended), timeout_s)
+        return bool(self.messages)
 
     def await_end(self, timeout_s: float) -> bool:
         """Whether the connection ends within ``timeout_s``."""
@@ -171,7 +179,7 @@ class BrokerProbe:
         if sent != MQTTErrorCode.MQTT_ERR_SUCCESS or number is None:
             return self.ended or "the connection has ended"
         if not self._wait(lambda: number in self._answers or bool(self.ended)):
-            return "no answer"
+            return NO_ANSWER
         return self._answers.get(number, self.ended)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float = ANSWER_S) -> bool:
@@ -218,7 +226,11 @@ class BrokerProbe:
 
 
 def _told(code: ReasonCode) -> str:
-    return f"{code} (0x{code.value:02X})"
+    try:
+        name = str(code)
+    except (KeyError, ValueError):  # a code that MQTT does not have in this packet, and brokers do
+        name = _NAMES.get(code.value, "refused")
+    return f"{name} (0x{code.value:02X})"
 
 
 def speaks_old_tls(host: str, port: int) -> str | None:

@@ -18,7 +18,8 @@ from protofleet.cli._stopping import on_interrupt
 from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
-    from protofleet.broker.check import Finding, Target
+    from protofleet.broker.check import Target
+    from protofleet.broker.findings import Finding
     from protofleet.broker.folder import BrokerFolder
     from protofleet.firmware_sim.broker import RunningBroker
 

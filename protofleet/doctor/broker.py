@@ -14,10 +14,19 @@ from pathlib import Path
 import msgspec
 from cryptography import x509
 
-from protofleet.broker.check import SETTLE_S, Target, Verdict
+from protofleet.broker.check import SETTLE_S, Target
 from protofleet.broker.check import check as ask
+from protofleet.broker.findings import Verdict
 from protofleet.broker.folder import PACKET_BYTES, BrokerFolder
-from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential, Heard
+from protofleet.broker.probe import (
+    ANSWER_S,
+    NO_ANSWER,
+    TOO_LARGE,
+    BrokerPlace,
+    BrokerProbe,
+    Credential,
+    Heard,
+)
 from protofleet.broker.trial import trial_accounts
 from protofleet.doctor.machine import behind, beside
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
@@ -170,31 +179,64 @@ def _account(subject: BrokerSubject) -> Iterator[Observation]:
 
 
 def _packet(subject: BrokerSubject) -> Iterator[Observation]:
-    place, who = _place(subject), _account_of(subject)
-    if _takes(place, who, MAX_PACKET_BYTES):
-        yield ok(f"takes packets of {MAX_PACKET_BYTES:,} bytes, the largest that we send")
+    """What passes: some brokers acknowledge a packet that is too large for them, and drop it."""
+    tries = _Packets(subject)
+    most = f"packets of {MAX_PACKET_BYTES:,} bytes, the largest that we send"
+    if tries.passes(MAX_PACKET_BYTES):
+        yield ok(f"passes on {most}" if tries.watched else f"acknowledges {most}; {_UNWATCHED}")
         return
     low, high = _SMALLEST, MAX_PACKET_BYTES
     while high - low > _STEP:
         middle = (low + high) // 2
-        low, high = (middle, high) if _takes(place, who, middle) else (low, middle)
-    text = f"takes packets of about {low:,} bytes, and none of {MAX_PACKET_BYTES:,}"
-    remedy = f"max_packet_size {PACKET_BYTES} (Mosquitto; other brokers have a word of their own)"
+        low, high = (middle, high) if tries.passes(middle) else (low, middle)
+    verb = "passes on" if tries.watched else "acknowledges"
+    text = f"{verb} packets of about {low:,} bytes, and none of {MAX_PACKET_BYTES:,}"
+    remedy = (
+        f"max_packet_size {PACKET_BYTES}, and no message_size_limit below it (Mosquitto; other "
+        "brokers, bridges and proxies have words of their own)"
+    )
     if low < _FEWEST_BYTES:
         yield problem(f"{text}: records do not pass", remedy)
     else:
         yield warning(f"{text}: transfers are slower, and long records do not pass", remedy)
 
 
-def _takes(place: BrokerPlace, who: Credential, size: int) -> bool:
-    """Whether a packet of ``size`` bytes is acknowledged; on a topic that nobody listens to."""
-    head = f"{PREFIX}/check-{secrets.token_hex(4)}"
-    tail = f"up/{who.user}/c" if who.user not in ("", COORDINATOR) else "all/check"
-    topic = f"{head}/{tail}"
-    with BrokerProbe(place, who) as probe:
+_UNWATCHED = "whether they arrive is seen with the coordinator's account alone"
+
+
+class _Packets:
+    """Packets that an account sends to itself where it may: that is, the coordinator's.
+
+    Attributes:
+        watched: whether what it sends comes back, so that what does not has been dropped.
+    """
+
+    def __init__(self, subject: BrokerSubject) -> None:
+        self._place, self._who = _place(subject), _account_of(subject)
+        mark = f"check-{secrets.token_hex(4)}"
+        own = self._who.user
+        tail = f"up/{own}/c" if own not in ("", COORDINATOR) else f"st/{mark}"
+        self._topic = f"{PREFIX}/{subject.federation or mark}/{tail}"
+        self.watched = self._arrives(_SMALLEST)
+
+    def passes(self, size: int) -> bool:
+        """Whether one of ``size`` bytes comes back, or if none does, is acknowledged."""
+        return self._arrives(size) if self.watched else self._is_taken(size)
+
+    def _arrives(self, size: int) -> bool:
+        with BrokerProbe(self._place, self._who) as probe:
+            probe.subscribe(self._topic)
+            taken = self._publish(probe, size) != NO_ANSWER and not probe.ended
+            return taken and probe.await_message(SETTLE_S)
+
+    def _is_taken(self, size: int) -> bool:
+        with BrokerProbe(self._place, self._who) as probe:
+            refused = self._publish(probe, size)
+            return not probe.ended and refused != NO_ANSWER and TOO_LARGE not in refused
+
+    def _publish(self, probe: BrokerProbe, size: int) -> str:
         # Header (1), length (3), topic's length (2), packet id (2), properties (1).
-        refused = probe.publish(topic, bytes(size - len(topic) - 9))
-        return not probe.ended and refused != "no answer"
+        return probe.publish(self._topic, bytes(size - len(self._topic) - 9))
 
 
 def _retained(subject: BrokerSubject) -> Iterator[Observation]:

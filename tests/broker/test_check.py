@@ -10,7 +10,8 @@ from brokers import mosquitto
 from click.testing import CliRunner
 from secured_broker import PASSWORD, let_in, skip_without
 
-from protofleet.broker.check import Target, Verdict, check
+from protofleet.broker.check import Target, check
+from protofleet.broker.findings import Verdict
 from protofleet.broker.folder import BrokerFolder
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.broker.trial import trial_accounts
@@ -41,7 +42,7 @@ def test_our_own_set_up_is_closed(secured_broker):
         findings = list(check(target))
     assert [finding for finding in findings if finding.verdict.failed] == []
     verdicts = _verdicts(findings)
-    assert len(findings) == 39
+    assert len(findings) == 41
     noted = {question for question, verdict in verdicts.items() if verdict is Verdict.NOTED}
     assert noted <= _NOTED
     assert Verdict.UNKNOWN not in verdicts.values()
@@ -105,6 +106,19 @@ def test_an_access_list_that_forgets_the_coordinator_is_broken_not_closed(half_o
     assert verdicts["does what the coordinator sends arrive?"] is Verdict.BROKEN
     assert verdicts["may a device send as another device?"] is Verdict.CLOSED
     assert verdicts["does it speak MQTT without TLS?"] is Verdict.OPEN
+
+
+@pytest.mark.parametrize("query", ["", "?version=3.1.1"])
+def test_a_broker_that_drops_the_packets_that_we_send_is_broken(tmp_path, query):
+    """It acknowledges each: what counts is what arrives."""
+    with mosquitto(tmp_path, "message_size_limit 20000") as port:
+        access = BrokerAccess(url=f"mqtt://127.0.0.1:{port}{query}")
+        findings = {one.question: one for one in check(Target(access=access))}
+    assert findings["does what a device sends arrive?"].verdict is Verdict.WORKS
+    for who in ("a device", "the coordinator"):
+        found = findings[f"does the largest packet that {who} sends arrive?"]
+        assert found.verdict is Verdict.BROKEN
+        assert "message_size_limit" in found.remedy
 
 
 def test_without_a_device_the_rest_is_unknown_and_the_command_says_so(secured_broker):

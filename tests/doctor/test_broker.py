@@ -95,12 +95,24 @@ def test_a_device_tries_its_own_account(told, ours, tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "level"), [(20_000, "warning"), (2_000, "problem")])
-def test_a_small_largest_packet_is_found_by_trying(told, tmp_path, limit, level):
-    with mosquitto(tmp_path, f"max_packet_size {limit}") as port:
-        rows = told(BrokerSubject(access=BrokerAccess(url=f"mqtt://127.0.0.1:{port}")))
+@pytest.mark.parametrize(
+    ("word", "query"),
+    [
+        ("max_packet_size", ""),
+        ("message_size_limit", ""),
+        ("message_size_limit", "?version=3.1.1"),
+    ],
+)
+def test_a_small_largest_packet_is_found_by_trying(  # noqa: PLR0917 - of two tables
+    told, tmp_path, limit, level, word, query
+):
+    """Also where each is dropped by itself: with a reason in MQTT 5, without a word in 3.1.1."""
+    with mosquitto(tmp_path, f"{word} {limit}") as port:
+        rows = told(BrokerSubject(access=BrokerAccess(url=f"mqtt://127.0.0.1:{port}{query}")))
     found = the(rows, "broker.packet", level)
     most = int(found["text"].split("about ")[1].split(" bytes")[0].replace(",", ""))
-    assert limit - 1100 < most <= limit
+    assert limit - 1100 < most <= limit + 100  # of the payload, or of all of the packet
+    assert "passes on" in found["text"]
     assert "max_packet_size" in found["remedy"]
 
 
