@@ -28,8 +28,8 @@ import msgspec
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator.control import not_started
 from protofleet.coordinator.database import refuse_code
+from protofleet.coordinator.formats import FORMAT, OLDEST, bring_up, check_ledger
 from protofleet.coordinator.rollout_rows import BUNDLES
-from protofleet.coordinator.run_rows import FORMAT
 from protofleet.durable import TEMPORARY, sync_folder
 from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.private_files import PRIVATE_FOLDER, opener
@@ -171,6 +171,7 @@ def _gather(run_dir: Path, folder: Path, *, keys: bool) -> None:
         closing(sqlite3.connect(f"file:{run_dir / _LEDGER}?mode=ro", uri=True)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
+        check_ledger(run_dir, source)
         source.backup(copy)
         names = [*_named(copy)]
         copy.execute("PRAGMA journal_mode = DELETE")
@@ -308,9 +309,11 @@ def _read_list(tar: tarfile.TarFile) -> BackupList:
         listed = msgspec.json.decode(content.read() if content else b"", type=BackupList)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("archive", f"{_name(tar)}: {_LIST}: {error}") from error
-    if listed.format != FORMAT:
+    if not OLDEST <= listed.format <= FORMAT:
         raise RefusedError(
-            "archive", f"{_name(tar)}: expected format {FORMAT}, got {listed.format}"
+            "archive",
+            f"{_name(tar)}: expected a format from {OLDEST} to {FORMAT}, got {listed.format}; a "
+            "later one needs the version of Protofleet that has made the backup",
         )
     names = [one.path for one in listed.files]
     wrong = [name for name in names if not _NAME.fullmatch(name)]
@@ -363,6 +366,7 @@ def _ledger_of(folder: Path, archive: Path) -> Iterator[sqlite3.Connection]:
     try:
         with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
             refuse_code(db)
+            bring_up(folder / _LEDGER, db)
             yield db
     except sqlite3.DatabaseError as error:
         raise RefusedError("archive", f"'{archive}': its ledger is damaged: {error}") from error

@@ -11,10 +11,12 @@ import sqlite3
 import time
 from contextlib import closing
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from protofleet.coordinator.database import open_database
+from protofleet.coordinator.database import damaged, open_database
+from protofleet.coordinator.formats import check_ledger
 from protofleet.coordinator.ledger_rows import SCHEMA
 from protofleet.errors import InputError, UnavailableError
 
@@ -129,8 +131,12 @@ def extended_rounds(run_dir: Path) -> int:
     path = run_dir / "ledger.sqlite"
     if not path.is_file():
         return 0
-    with closing(open_database(path, SCHEMA)) as db:
-        return read_order(db).rounds
+    try:
+        # Its coordinator is about to open it, and brings up a format of an earlier version.
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return read_order(db).rounds
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise InputError(damaged(path, error)) from error
 
 
 def is_served(run_dir: Path) -> bool:
@@ -159,7 +165,7 @@ class Orders:
         path = run_dir / "ledger.sqlite"
         if not path.is_file():
             raise not_started(run_dir)
-        self._db = open_database(path, SCHEMA)
+        self._db = open_database(path, SCHEMA, partial(check_ledger, run_dir))
 
     def close(self) -> None:
         """Release the ledger."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,17 @@ _OF_THE_DISK = {
 """Not of the file: later, or elsewhere, it can be opened."""
 
 
-def open_database(path: Path, schema: str) -> sqlite3.Connection:
+def open_database(
+    path: Path, schema: str, prepare: Callable[[sqlite3.Connection], None] | None = None
+) -> sqlite3.Connection:
     """The database at ``path``, made (mode 0600) if there is none; its further files are like it.
 
     Commits outlive a power cut. Waits half a minute for another process.
+
+    Args:
+        path: of the file.
+        schema: of all tables, in statements that change nothing where they are there.
+        prepare: called with the database as it was found, which may be of another format.
 
     Raises:
         InputError: the file is no database, is damaged, breaks its own rules, or has triggers.
@@ -35,12 +43,12 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     # Damaged text is shown as such, or refused by who reads it, but is no error of its own.
     db.text_factory = partial(str, encoding="utf-8", errors="replace")
     try:
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
+        _check_pages(db)
         refuse_code(db)
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
+        if prepare is not None:
+            prepare(db)
         db.executescript(schema)
         _check_columns(db, schema)
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -48,7 +56,16 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
         if getattr(error, "sqlite_errorcode", None) in _OF_THE_DISK:
             raise
         raise InputError(damaged(path, error)) from error
+    except BaseException:
+        db.close()
+        raise
     return db
+
+
+def _check_pages(db: sqlite3.Connection) -> None:
+    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
 
 
 def refuse_code(db: sqlite3.Connection) -> None:

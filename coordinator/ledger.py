@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +18,7 @@ import msgspec
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows, to_counts
+from protofleet.coordinator.formats import bring_up, forget_former
 from protofleet.coordinator.ledger_reading import LedgerReading
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
@@ -344,6 +346,7 @@ class Ledger(LedgerReading):
             if privacy is not None:
                 record = msgspec.json.encode(privacy).decode()
                 self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
+        forget_former(self.folder)
         self._sweep()
 
     def _thin(self, round_id: int) -> None:
@@ -417,6 +420,6 @@ class Ledger(LedgerReading):
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    db = open_database(path, SCHEMA)
+    db = open_database(path, SCHEMA, partial(bring_up, path))
     db.execute("PRAGMA journal_mode = WAL")
     return db

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,6 +16,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator.control import not_started
 from protofleet.coordinator.database import open_database
+from protofleet.coordinator.formats import check_ledger
 from protofleet.coordinator.ledger_rows import SCHEMA
 from protofleet.coordinator.rollout_rows import (
     BUNDLES,
@@ -94,7 +98,7 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
     _check_no_cells(config)
-    rows_path = _ledger(config)
+    _ledger(config)
     old = plan_in_place(config)
     new = make_plan(msgspec.structs.replace(config, bundle=path))
     _check_later(old.bundle, new.bundle)
@@ -102,7 +106,7 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
     for bundle in (old.bundle, new.bundle):
         _keep(config.run_dir, bundle)
     manifest = new.bundle.manifest
-    with closing(open_database(rows_path, SCHEMA)) as db:
+    with _opened(config) as db:
         RolloutRows(db).begin(
             new.bundle.digest,
             old.bundle.digest,
@@ -127,11 +131,11 @@ def publish_own(config: FederationConfig, *, max_failures: float) -> RolloutStat
             another roll-out is under way or has changed the run's bundle, or the run has cells.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
-    rows_path = _ledger(config)
+    _ledger(config)
     _check_no_cells(config)
     bundle = plan_in_place(config).bundle
     settings = RolloutSettings(max_failures=max_failures, max_loss=0.0, on_failure="pause")
-    with closing(open_database(rows_path, SCHEMA)) as db:
+    with _opened(config) as db:
         rows = RolloutRows(db)
         active, found = rows.active(), rows.latest()
         if bundle.digest != active:
@@ -165,7 +169,7 @@ def take_back(config: FederationConfig, key: Ed25519PrivateKey | None) -> Rollou
     Raises:
         InputError: there is nothing to take back, or the key is needed and not there.
     """
-    with closing(open_database(_ledger(config), SCHEMA)) as db:
+    with _opened(config) as db:
         rows = RolloutRows(db)
         found = rows.latest()
         if found is None or found.state == "taken_back" or found.withdrawal:
@@ -209,7 +213,7 @@ def steer(config: FederationConfig, state: RolloutState) -> RolloutStatus:
     Raises:
         InputError: there is none under way.
     """
-    with closing(open_database(_ledger(config), SCHEMA)) as db:
+    with _opened(config) as db:
         rows = RolloutRows(db)
         found = rows.latest()
         if found is None or not found.under_way:
@@ -224,7 +228,7 @@ def read_rollout(config: FederationConfig) -> RolloutStatus:
     Raises:
         InputError: no run was started.
     """
-    with closing(open_database(_ledger(config), SCHEMA)) as db:
+    with _opened(config) as db:
         rows = RolloutRows(db)
         found, active = rows.latest(), rows.active()
         devices = [] if found is None else rows.devices(found.id)
@@ -245,8 +249,16 @@ def _ledger(config: FederationConfig) -> Path:
     return path
 
 
+@contextmanager
+def _opened(config: FederationConfig) -> Iterator[sqlite3.Connection]:
+    """The ledger, to write what an operator wants beside the coordinator."""
+    prepare = partial(check_ledger, config.run_dir)
+    with closing(open_database(_ledger(config), SCHEMA, prepare)) as db:
+        yield db
+
+
 def _has_rounds(config: FederationConfig) -> bool:
-    with closing(open_database(_ledger(config), SCHEMA)) as db:
+    with _opened(config) as db:
         found = db.execute("SELECT 1 FROM rounds WHERE phase = 'committed' LIMIT 1").fetchone()
     return found is not None
 

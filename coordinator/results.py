@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.ledger_reading import LedgerReading, RunAbout, one_state, reading_of
 from protofleet.coordinator.ledger_rows import Totals, Traffic
-from protofleet.coordinator.status import check_format, opened_ledger
+from protofleet.coordinator.status import opened_ledger
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
 from protofleet.federation.records import (

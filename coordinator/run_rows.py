@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import secrets
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from protofleet import __version__
+from protofleet.coordinator.formats import FORMAT
 from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.errors import InputError
 from protofleet.federation.records import Scores
+from protofleet.federation.settings import SECTIONS
 
-FORMAT = 5
-"""Of the database; a run folder of another one is refused."""
 _FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}
 """What a new run's database says of itself, beside its identity."""
 
@@ -98,13 +100,8 @@ class RunRows:
 
     def _check(self, identity: Mapping[str, str], folder: Path) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
-        if stored and stored.get("format") != identity["format"]:
-            raise InputError(
-                f"run folder {folder}: its ledger has format {stored.get('format')}, this "
-                f"version reads {identity['format']}; choose another run_dir"
-            )
         for key, value in identity.items():
-            if stored and stored.get(key) != value:
+            if stored and not _same(stored.get(key), value, SECTIONS.get(key)):
                 raise InputError(
                     f"run folder {folder}: it holds a run with {key} {stored.get(key)}, the "
                     f"federation file says {value}; choose another run_dir or restore the value"
@@ -114,3 +111,18 @@ class RunRows:
                 "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
                 {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
             )
+            self._db.execute(
+                "INSERT OR REPLACE INTO meta (key, value) VALUES ('version', ?)", (__version__,)
+            )
+
+
+def _same(stored: str | None, value: str, default: str | None) -> bool:
+    """Whether two texts say the same; what a section of an earlier version lacks is the default."""
+    if stored == value or default is None:
+        return stored == value
+    try:
+        section = json.loads(default)
+        before, now = section | json.loads(stored or "{}"), section | json.loads(value)
+    except (ValueError, TypeError):
+        return False
+    return bool(before == now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,8 @@ import msgspec
 from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.expiry import Ending, endings
+from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.operation import operation_of
-from protofleet.coordinator.run_rows import FORMAT
 from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config
 from protofleet.federation.records import UpdateRecord
@@ -141,15 +141,6 @@ def check_ledger(run_dir: Path) -> None:
         if found != "ok":
             raise sqlite3.DatabaseError(found)
         check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
-
-
-def check_format(run_dir: Path, meta: Mapping[str, str]) -> None:
-    """Raise InputError if a ledger, whose ``meta`` it is, has another version's format."""
-    if meta.get("format") != str(FORMAT):
-        raise InputError(
-            f"run folder {run_dir}: its ledger has format {meta.get('format')}, this version "
-            f"reads {FORMAT}"
-        )
 
 
 @contextmanager

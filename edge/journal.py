@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from protofleet import __version__
+from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProvisionError
 from protofleet.wire.codecs import Coding
 
+JOURNAL = "journal.json"
 BLOB_SUFFIX = ".blob"
 BUNDLE_SUFFIX = ".pfb"
-_FORMAT = 3
+FORMAT = 3
+
+
+def _with_former(journal: dict[str, Any]) -> dict[str, Any]:
+    """A store may have moved to another bundle; one of before has not."""
+    return journal
+
+
+_STEPS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {2: _with_former}
+"""From each earlier format to the next."""
+OLDEST = min(_STEPS)
 
 RoundStage = Literal["idle", "received", "outbox"]
 
@@ -136,6 +150,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided by one rename.
 
+    ``version``: of Protofleet, that has written it.
     ``delivered``: the update of the last round that counted, because a coordinator that was
     restored from a backup may ask for it once more. ``payloads``: decoded ones that a later one may
     refer to: the last one, and the one that it referred to itself, because the coordinator may not
@@ -149,7 +164,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     device that is started with one of them goes on with its own.
     """
 
-    format: int = _FORMAT
+    format: int = FORMAT
+    version: str = ""
     binding: Binding | None = None
     strategy: str = ""
     settings: dict[str, Any] = {}
@@ -233,18 +249,50 @@ def read_journal(folder: Path) -> Journal:
     Raises:
         ProvisionError: it is damaged or of another format.
     """
-    path = folder / "journal.json"
+    path = folder / JOURNAL
     if not path.exists():
         return Journal()
     try:
-        journal = msgspec.json.decode(path.read_bytes(), type=Journal)
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(_brought_up(path, found), Journal)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProvisionError(f"device store '{path}': damaged ({error})") from error
-    if journal.format != _FORMAT:
+
+
+def keep_former(folder: Path) -> None:
+    """Keep a journal of an earlier format as it is, until ``forget_former``."""
+    path = folder / JOURNAL
+    if path.exists():
+        data = path.read_bytes()
+        found = msgspec.json.decode(data, type=_Format).format
+        if found != FORMAT:
+            write_whole(folder / f"journal.format{found}.json", data)
+            sync_folder(folder)
+
+
+def forget_former(folder: Path) -> None:
+    """A journal of this format is written: remove those of before."""
+    for former in folder.glob("journal.format*.json"):
+        former.unlink()
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+def _brought_up(path: Path, journal: dict[str, Any]) -> dict[str, Any]:
+    """A journal of any format that is read as one of ``FORMAT``; raises ProvisionError."""
+    found = journal.get("format")
+    if not isinstance(found, int) or not OLDEST <= found <= FORMAT:
+        by = str(journal.get("version", ""))[:40]
+        remedy = f"install version {by} or a later one" if by else "use another --store"
         raise ProvisionError(
-            f"device store '{path}': expected format {_FORMAT}, got {journal.format}"
+            f"device store '{path}': this is Protofleet {__version__}, which reads formats "
+            f"{OLDEST} to {FORMAT}, got format {str(found)[:40]}: {remedy}"
         )
-    return journal
+    for step in range(found, FORMAT):
+        journal = _STEPS[step](journal)
+    return {**journal, "format": FORMAT}
 
 
 def blob_path(folder: Path, file: StoredFile) -> Path:

@@ -28,6 +28,7 @@ from typing import IO, Any, Self, TypeVar
 import msgspec
 from numpy.typing import NDArray
 
+from protofleet import __version__
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_synced, write_whole
@@ -35,6 +36,7 @@ from protofleet.edge.counters import ByteCounters
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
     BUNDLE_SUFFIX,
+    JOURNAL,
     Binding,
     Fallback,
     Journal,
@@ -46,6 +48,8 @@ from protofleet.edge.journal import (
     StoredState,
     blob_path,
     bundle_path,
+    forget_former,
+    keep_former,
     read_blob,
     read_journal,
 )
@@ -95,6 +99,7 @@ class Store:
         self.counters = ByteCounters(folder / "counters.bin")
         self._lock = owned
         self.journal = read_journal(folder)
+        keep_former(folder)
         self.await_storage: Callable[[StorageError], None] = _give_up
         self._sweep()
 
@@ -388,10 +393,13 @@ class Store:
         self._commit(msgspec.structs.replace(self.journal, **changes))
 
     def _commit(self, journal: Journal) -> None:
+        journal = msgspec.structs.replace(journal, version=__version__)
+
         def write() -> None:
             sync_folder(self.folder)
-            write_whole(self.folder / "journal.json", msgspec.json.encode(journal))
+            write_whole(self.folder / JOURNAL, msgspec.json.encode(journal))
             sync_folder(self.folder)
+            forget_former(self.folder)
 
         self._keep(write)
         self.journal = journal

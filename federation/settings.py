@@ -460,3 +460,12 @@ def _to_path(kind: type, value: object) -> Path:
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
     raise ValueError(f"expected a path, got {value!r}")
+
+
+SECTIONS: Mapping[str, str] = {
+    "codec": CodecSettings().identity,
+    "schedule": ScheduleSettings().identity,
+    "aggregation": AggregationSettings().identity,
+    "privacy": PrivacySettings().identity,
+}
+"""Of ``Plan.identity``, those that are a section of the file, at its defaults."""

@@ -19,8 +19,8 @@ import numpy as np
 
 from protofleet.coordinator.control import Order, is_served, read_order
 from protofleet.coordinator.device_rows import DeviceRows
+from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
-from protofleet.coordinator.run_rows import FORMAT
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.errors import InputError
@@ -251,9 +251,7 @@ class _LedgerReader:
 
     def _read_all(self, db: sqlite3.Connection) -> None:
         self.identity = dict(db.execute("SELECT key, value FROM meta"))
-        found = self.identity.get("format", str(FORMAT))
-        if found != str(FORMAT):
-            raise InputError(f"its ledger has format {found}, this version reads {FORMAT}")
+        check_format(self._path.parent, self.identity)
         self.order = read_order(db)
         before = len(self.committed)
         self._read_committed(db)
