@@ -24,7 +24,7 @@ from protofleet.edge.refusals import Refusals
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
-from protofleet.edge.waiting import WaitingLog
+from protofleet.edge.waiting import TransferWait, WaitingLog
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import (
     ReceivedPayload,
@@ -95,6 +95,7 @@ class CurrentRound:
         self._presence, self._refusals, self._storage = presence, refusals, storage
         self._waiting, self._report, self._warn = waiting, report, warn
         self._take, self._stopped = take, stopped
+        self._transfer = TransferWait()
         self._outbox = Outbox(endpoint, store, participation)
         self._current: ActiveRound | None = None
         self._over = ""
@@ -126,7 +127,7 @@ class CurrentRound:
     @property
     def due(self) -> float:
         """When ``settle`` has something to do; infinite: not before something happens."""
-        return self._outbox.settle_by
+        return min(self._outbox.settle_by, self._transfer.due)
 
     def resume(self) -> None:
         """Go on with an update that the process before this one was delivering."""
@@ -151,6 +152,7 @@ class CurrentRound:
         if offer.reference and not self._store.has_payload(offer.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return
+        self._await(f"the payload of round {task.round_id} ({offer.total_bytes:,} bytes)")
         self._expect(offer, task.shared)
         received = self._store.journal.received
         if received is not None and received.transfer_id == offer.transfer_id:
@@ -268,11 +270,16 @@ class CurrentRound:
             self._count(pending, sent)
 
     def advance(self) -> None:
-        """Do what no event of the wire brings: trained, settled."""
+        """Do what no event of the wire brings: trained, settled, waited for long."""
         if self._training.finished():
             self._take_trained()
         if self.phase is DevicePhase.SEND and time.monotonic() >= self._outbox.settle_by:
             self.drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        now = time.monotonic()
+        if now >= self._transfer.due:
+            figures = self._transfer.report(now, self._carried)
+            if self._endpoint.connected:  # a lost link is told of by itself
+                self._report("waiting", figures)
 
     def drop(self, reason: str) -> None:
         """The round does not count; its trained state goes with it."""
@@ -291,6 +298,7 @@ class CurrentRound:
         self.phase = DevicePhase.IDLE
         self._current, self._over = None, ""
         self._outbox.clear()
+        self._transfer.end()
         self._waiting.begin(time.monotonic())
         task, self.next = self.next, None
         if task is not None:
@@ -308,6 +316,15 @@ class CurrentRound:
         """Note what the socket has carried."""
         traffic = self._endpoint.traffic
         self._store.counters.record(traffic.socket_up_bytes, traffic.socket_down_bytes)
+
+    @property
+    def _carried(self) -> int:
+        traffic = self._endpoint.traffic
+        sends = self.phase is DevicePhase.SEND
+        return traffic.payload_up_bytes if sends else traffic.payload_down_bytes
+
+    def _await(self, what: str) -> None:
+        self._transfer.begin(what, time.monotonic(), self._carried)
 
     def _expect(self, offer: TransferOffer, shared: str) -> None:
         self._storage.repeat(lambda: self._endpoint.expect(offer, shared))
@@ -341,6 +358,7 @@ class CurrentRound:
         self.become_idle()
 
     def _train(self, current: ActiveRound, received: ReceivedPayload) -> None:
+        self._transfer.end()
         self.phase = DevicePhase.TRAIN
         memory = self._store.load_memory()
         self._training.start(current.strategy, memory, received)
@@ -383,6 +401,7 @@ class CurrentRound:
     def _send_update(self, round_id: int) -> None:
         self.phase = DevicePhase.SEND
         self._meter.enter("send")
+        self._await(f"the receipt for the update of round {round_id}")
         self._outbox.send(round_id)
 
     def _count(self, pending: Pending, transfer_id: str) -> None:

@@ -10,9 +10,14 @@ from protofleet.wire.messages import Announcement
 
 FIRST_S = 10.0
 """A coordinator that runs has announced itself and sent its task long before."""
+TRANSFER_S = 30.0
+"""Most payloads and receipts have come long before."""
 ANSWER_S = 2.0
 """For a broker's answer about other federations."""
 LONGEST_S = 3600.0
+_LOOK = (
+    "look at the coordinator's lines, and at what the broker passes on: protofleet doctor --broker"
+)
 _SHOWN = 5
 _NEVER = float("inf")
 _HOLDS = {
@@ -134,6 +139,42 @@ class WaitingLog:
             doing = "runs, this device has nothing to do in it now"
         kept = "; the broker remembers this, the coordinator itself may be down"
         return f"the next task: {stands} {doing}{kept if self._retained else ''}"
+
+
+class TransferWait:
+    """Tells, at intervals that double from 30 s to an hour, which transfer is not over yet."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self.due = _NEVER
+
+    def begin(self, what: str, now: float, count: int) -> None:
+        """``what`` is awaited from ``now`` on (monotonic seconds), unless it was before.
+
+        ``count``: bytes that the link has carried in its direction.
+        """
+        if what == self._what:
+            return
+        self._what, self._count = what, count
+        self._since, self._since_clock = now, time.localtime()
+        self._interval_s = TRANSFER_S
+        self.due = now + TRANSFER_S
+
+    def end(self) -> None:
+        """It has come, or nobody waits for it."""
+        self._what, self.due = "", _NEVER
+
+    def report(self, now: float, count: int) -> dict[str, Any]:
+        """What to tell now that ``due`` is over; figures as of ``WaitingLog.report``."""
+        self._interval_s = min(2 * self._interval_s, LONGEST_S)
+        self.due = now + self._interval_s
+        passed = f"{count - self._count:,} bytes have passed this device's link since"
+        return {
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z", self._since_clock),
+            "waited_s": round(now - self._since, 1),
+            "awaited": f"{self._what}; {passed}; if that stays so, {_LOOK}",
+            "federations": {},
+        }
 
 
 def _nearest(others: Mapping[str, Announcement]) -> dict[str, Announcement]:

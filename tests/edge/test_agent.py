@@ -511,6 +511,22 @@ def test_a_device_that_nobody_coordinates_says_what_it_waits_for_at_growing_inte
     )
 
 
+def test_a_payload_that_does_not_come_is_told_of_at_growing_intervals(device):
+    told = _waited(device, CONNECTED, device.round()[0])
+    assert [round(one["waited_s"]) for one in told] == [30, 90, 210, 450]
+    assert told[0]["awaited"].startswith("the payload of round 1 (")
+    assert "; 0 bytes have passed this device's link since" in told[0]["awaited"]
+    assert "protofleet doctor --broker" in to_text("waiting", told[0])
+
+
+def test_a_receipt_that_does_not_come_is_told_of_and_forgotten_when_it_has(device):
+    told = _waited(device, CONNECTED, *device.round())
+    assert told[0]["awaited"].startswith("the receipt for the update of round 1; ")
+    assert [round(one["waited_s"]) for one in told] == [30, 90, 210, 450]
+    told = _waited(device, CONNECTED, device.delivered)
+    assert all("the next task" in one["awaited"] for one in told)
+
+
 def test_a_device_without_keys_tells_at_once_that_its_federation_has_some(device):
     """Believed no longer than until an announcement can be read."""
     signed = Ignored("", "keys", "announcement: signed with keys")
