@@ -23,6 +23,8 @@ _TWINS = (
     "two devices have the id '{}', and each answers for the other; give each its own --store and "
     "--id (a copied store or card has the id of the first)"
 )
+_OF_ITSELF = frozenset({"revoked", "replay"})
+"""Rules of refusals that an announcement tells the device itself."""
 _REFUSED_MAX = 1000
 """Devices that cannot take part and are kept for ``status``; names cost nothing to invent."""
 
@@ -164,7 +166,7 @@ class Attendance:
         self._reporter.refused(event.device_id, error)
         if event.rule == "session":
             self.on_unknown()
-        elif event.rule == "revoked" and self._reporter.may_answer(event.device_id, error):
+        elif event.rule in _OF_ITSELF and self._reporter.may_answer(event.device_id, error):
             self._rounds.announce()  # the device itself is to know
 
     def on_unknown(self) -> None:

@@ -141,13 +141,25 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     sync_folder(own)
 
     def note(sequence: int, federation_key: bytes) -> None:
-        noted = msgspec.structs.replace(
+        nonlocal started
+        started = msgspec.structs.replace(
             started, announced=sequence, federation_key=federation_key.hex()
         )
         # Not against power loss: what then may be repeated is an announcement of the last minutes.
-        replace_whole(own / _MEMORY, _encode(noted))
+        replace_whole(own / _MEMORY, _encode(started))
 
     told_at = float("-inf")
+
+    def overtake(start: int) -> None:
+        nonlocal started
+        started = msgspec.structs.replace(started, start=start)
+        _write(own / _MEMORY, started)
+        sync_folder(own)
+        _log.warning(
+            "the coordinator knows a later start of this device than its store: the store was "
+            "restored from a backup, or another device has a copy of it; it goes on as start %d",
+            start,
+        )
 
     def refused() -> None:
         nonlocal told_at
@@ -171,6 +183,7 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
         announced=started.announced,
         note=note,
         refused=refused,
+        overtake=overtake,
     )
 
 

@@ -156,7 +156,7 @@ class PresencePublisher:
 
     def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
         """A coordinator has announced itself, whoever it is."""
-        if retained and not self._published:
+        if (retained and not self._published) or self._endpoint.overtakes:
             self.publish(self._held)
         self._timer.announced(announcement, now, retained=retained)
 

@@ -133,6 +133,11 @@ class DeviceEndpoint(Endpoint):
         """
         return self._publish(message, self._device_id)
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether the presence is due again, as that of a later start (``DeviceProtection``)."""
+        return self._protection.overtakes
+
     def listen_again(self) -> None:
         """Ask the broker for the retained announcement once more: it may have been lost."""
         self._link.subscribe_again()

@@ -34,6 +34,7 @@ ReceiptName = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
 RECEIPT_DIGITS = 12
 MOST_RECEIPTS = 2048
 MOST_REFUSED = 64
+MOST_OVERTAKEN = 16
 """In an announcement: half of a packet."""
 
 Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
@@ -72,6 +73,8 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     announcement, over restarts and runs. ``rotations``: statements by which earlier federation
     keys handed over, oldest first. ``refused``: names (``identity.grant_name``) of grants that this
     process was shown, or had a session with, and that are no longer in force; the latest alone.
+    ``starts``: of grants whose devices have come with an earlier start than is known, the known
+    one: a store that was restored from a backup goes on behind it.
     """
 
     certificate: str
@@ -80,6 +83,7 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     rotations: tuple[str, ...] = ()
     refused: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MOST_REFUSED)] = ()
+    starts: Annotated[dict[Word, int], msgspec.Meta(max_length=MOST_OVERTAKEN)] = {}
 
 
 class BundleProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ from protofleet.wire.identity import (
 )
 from protofleet.wire.messages import (
     MAX_MESSAGE_BYTES,
+    MOST_OVERTAKEN,
     MOST_REFUSED,
     Announcement,
     CoordinatorHandshake,
@@ -114,6 +115,11 @@ class Plain:
         """Whether a session had been begun with this grant; it is over now."""
         return False
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether a device has to present itself, as a later start than it was."""
+        return False
+
 
 class _Keyed(Plain):
     """What both keyed ends share."""
@@ -143,6 +149,7 @@ class DeviceCredentials:
         announced: sequence of the latest announcement that was ever heard.
         note: keeps a later sequence, and the federation key then in force, over restarts.
         refused: called when a coordinator has signed that the grant is no longer in force.
+        overtake: keeps a later start, because a coordinator has signed that it knows one.
     """
 
     federation: str
@@ -154,6 +161,7 @@ class DeviceCredentials:
     announced: int
     note: Callable[[int, bytes], None]
     refused: Callable[[], None] = lambda: None
+    overtake: Callable[[int], None] = lambda _: None
 
 
 class DeviceProtection(_Keyed):
@@ -171,6 +179,12 @@ class DeviceProtection(_Keyed):
         self._session: Session | None = None
         self._answers = ""
         self._presences = 0
+        self._start, self._overtakes = credentials.start, False
+
+    @property
+    def overtakes(self) -> bool:
+        """Whether it has to present itself, as a later start than it was."""
+        return self._overtakes
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
         """A presence signed, anything else sealed; None before an announcement was heard."""
@@ -180,12 +194,13 @@ class DeviceProtection(_Keyed):
         if not answers and message.status != "offline":
             return None
         self._presences += 1
+        self._overtakes = False
         handshake = DeviceHandshake(
             grant=self._own.grant,
             nonce=self._handshake.nonce.hex(),
             share=self._handshake.share.hex(),
             answers=answers,
-            start=self._own.start,
+            start=self._start,
             sequence=self._presences,
         )
         return _signed(self._own.key, replace(message, handshake=handshake), topic)
@@ -209,8 +224,10 @@ class DeviceProtection(_Keyed):
         if (handshake.sequence, trusted) != (self._announced, self._federation_key):
             self._own.note(handshake.sequence, trusted)
             self._announced, self._federation_key = handshake.sequence, trusted
-        if grant_name(self._own.grant) in handshake.refused:
+        name = grant_name(self._own.grant)
+        if name in handshake.refused:
             self._own.refused()
+        self._overtake(handshake.starts.get(name, 0))
         return announcement
 
     def seal(self, record: bytes, topic: str, device_id: str) -> bytes | None:  # noqa: ARG002 - only one peer
@@ -228,6 +245,17 @@ class DeviceProtection(_Keyed):
         own = self._own
         signature = sign_offer(own.key, offer, federation=own.federation, device_id=own.device_id)
         return replace(offer, signature=signature)
+
+    def _overtake(self, known: int) -> None:
+        """Go on behind the start that a coordinator knows, once in a process.
+
+        A store that was restored has forgotten its last starts; of two copies of one store, which
+        would overtake each other for ever, each does so once.
+        """
+        if self._start == self._own.start and self._start <= known < _MOST_COUNT - 1:
+            self._start = known + 1
+            self._overtakes = True
+            self._own.overtake(self._start)
 
     def _successor(self, rotations: tuple[str, ...]) -> bytes:
         """The federation key in force, after those that handed over since ours was noted."""
@@ -315,6 +343,7 @@ class CoordinatorProtection(_Keyed):
         self._announced = self._noted = credentials.announced
         self._peers: dict[str, _Peer] = {}
         self._refused: deque[str] = deque(maxlen=MOST_REFUSED)
+        self._overtaken: dict[str, int] = {}
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
         """An announcement or a lease signed, anything else sealed for the device."""
@@ -334,6 +363,7 @@ class CoordinatorProtection(_Keyed):
             sequence=self._announced,
             rotations=self._own.rotations,
             refused=tuple(self._refused),
+            starts=dict(self._overtaken),
         )
         return _signed(self._own.key, replace(message, handshake=handshake), topic)
 
@@ -410,6 +440,12 @@ class CoordinatorProtection(_Keyed):
                 self._note_refused(grant_name(text))
             raise
 
+    def _note_overtaken(self, known: _Peer) -> None:
+        self._overtaken.pop(known.grant, None)
+        self._overtaken[known.grant] = known.start
+        if len(self._overtaken) > MOST_OVERTAKEN:
+            del self._overtaken[next(iter(self._overtaken))]
+
     def _note_refused(self, name: str) -> None:
         if name not in self._refused:
             self._refused.append(name)
@@ -438,6 +474,7 @@ class CoordinatorProtection(_Keyed):
         if known is not None and order <= known.order:
             same = (known.nonce, known.share) == (handshake.nonce, handshake.share)
             if order < known.order or not same:
+                self._note_overtaken(known)
                 raise RefusedError(
                     "replay",
                     f"{device_id}: start {handshake.start} is known as another process, or a later "
@@ -454,6 +491,7 @@ class CoordinatorProtection(_Keyed):
             bundle=self._own.bundle,
             device_id=device_id,
         )
+        self._overtaken.pop(grant_name(handshake.grant), None)
         up, down = derive_keys(self._handshake.private, bytes.fromhex(handshake.share), terms)
         self._peers[device_id] = _Peer(
             serial=grant.serial,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -124,6 +125,42 @@ def test_a_revoked_device_leaves_at_once_is_told_and_does_not_come_back(config, 
         federation.wait_for(lambda report: getattr(report, "rule", "") == "revoked")
         assert getattr(federation.reports[-1], "live", 1) == 1
         wait_until(lambda: told() == 2)  # its next process
+
+
+def test_a_device_whose_store_was_restored_goes_on_by_itself(config, tmp_path, caplog):
+    data, store = dict(DATA), tmp_path / "store-berta"
+    shutil.copytree(store, tmp_path / "backup")
+    three = msgspec.structs.replace(config, rounds=1, cohort=CohortSettings(minimum=3))
+    with Federation(three, data) as federation:
+        federation.wait_for(lambda report: getattr(report, "live", 0) == 2)
+        for _ in range(2):
+            _again(federation, "berta")
+        federation.devices["berta"].stop()
+        shutil.rmtree(store)
+        shutil.copytree(tmp_path / "backup", store)
+        store.chmod(0o700)
+        told = len(federation.reports)
+        federation.start("berta")
+        _await_online(federation, "berta", told)
+    assert [r.rule for r in federation.reports if isinstance(r, events.DeviceRefused)] == ["replay"]
+    assert "the store was restored from a backup" in caplog.text
+
+
+def _again(federation, device_id):
+    federation.devices[device_id].stop()
+    told = len(federation.reports)
+    federation.start(device_id)
+    _await_online(federation, device_id, told)
+
+
+def _await_online(federation, device_id, told):
+    """Until one of the reports behind the first so many is that the device is online."""
+    federation.wait_for(
+        lambda _: any(
+            isinstance(one, events.DeviceOnline) and one.device_id == device_id
+            for one in federation.reports[told:]
+        )
+    )
 
 
 def test_a_federation_outlives_its_coordinators_certificate(config, monkeypatch):

@@ -348,6 +348,10 @@ class FakeDeviceEndpoint(_FakeEndpoint):
             self.published.append(message)
         return self.connected
 
+    @property
+    def overtakes(self) -> bool:
+        return False
+
     def spread(self, seconds: float) -> None:
         """A fleet has no size here."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from dataclasses import replace
@@ -214,6 +215,61 @@ def test_two_copies_of_a_store_are_told_apart(keyed):
     copy.read(coordinator.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
     with pytest.raises(RefusedError, match="two devices have copies of one store"):
         coordinator.read(copy.write(_ONLINE, _PRESENCE, "pi-7"), _PRESENCE, "pi-7", Presence)
+
+
+def _says(coordinator, device):
+    """An announcement to the device, and its presence after it, if that is due again."""
+    device.read(coordinator.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
+    return device.write(_ONLINE, _PRESENCE, "pi-7") if device.overtakes else None
+
+
+def test_a_restored_store_goes_on_behind_the_start_that_is_known(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    for _ in range(5):
+        _, former = _met(keyed, coordinator)
+    keyed.starts["pi-7"] = 1  # as of the backup
+    kept: list[int] = []
+    device = DeviceProtection(replace(keyed.device(), overtake=kept.append))
+    assert _says(coordinator, device) is None
+    with _refused("replay"):
+        sent = device.write(_ONLINE, _PRESENCE, "pi-7")
+        coordinator.read(sent, _PRESENCE, "pi-7", Presence)
+    presence = _says(coordinator, device)
+    assert kept == [6]
+    assert coordinator.read(presence, _PRESENCE, "pi-7", Presence).status == "online"
+    beat = device.write(_BEAT, _STATUS, "pi-7")
+    assert coordinator.read(beat, _STATUS, "pi-7", Heartbeat) == _BEAT
+    assert _says(coordinator, device) is None
+    for replayed in (former, sent):
+        with _refused("replay"):
+            coordinator.read(replayed, _PRESENCE, "pi-7", Presence)
+
+
+def test_of_two_copies_of_a_store_each_overtakes_once(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    _met(keyed, coordinator)
+    told: list[int] = []
+    copies = []
+    for _ in range(2):
+        keyed.starts["pi-7"] = 0
+        copies.append(DeviceProtection(replace(keyed.device(), overtake=told.append)))
+    for copy in copies * 3:
+        _says(coordinator, copy)
+        with contextlib.suppress(RefusedError):
+            coordinator.read(copy.write(_ONLINE, _PRESENCE, "pi-7"), _PRESENCE, "pi-7", Presence)
+    assert told == [2, 3]
+
+
+def test_another_devices_start_overtakes_nobody(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    _met(keyed, coordinator)
+    keyed.starts["pi-7"] = 0
+    with _refused("replay"):
+        copy = DeviceProtection(keyed.device())
+        _says(coordinator, copy)
+        coordinator.read(copy.write(_ONLINE, _PRESENCE, "pi-7"), _PRESENCE, "pi-7", Presence)
+    other = DeviceProtection(keyed.device("pi-8"))
+    assert _says(coordinator, other) is None
 
 
 @pytest.mark.parametrize(
