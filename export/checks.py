@@ -1,6 +1,6 @@
 """What is told of a model before minutes of export or training: what it is, takes and returns.
 
-Everything here runs the model at most five times on two examples and leaves it as it was. A
+Everything here runs the model some dozen times on one or two examples and leaves it as it was. A
 message names the module, the line of the user's own code where there is one, and the remedy.
 """
 
@@ -24,6 +24,7 @@ from protofleet.errors import ExportError, InputError
 from protofleet.export.batch_of_one import check_one_example
 from protofleet.export.capture.functions import TensorsOnly
 from protofleet.export.capture.ports import holds_infinity
+from protofleet.export.independence import check_independent
 from protofleet.export.places import (
     ModuleStack,
     at_line,
@@ -110,6 +111,7 @@ def check_model(
             "out (--allow-probabilities trains it as it is)"
         )
     _check_written(model, x)
+    check_independent(model, x)
     return output
 
 

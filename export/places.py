@@ -108,6 +108,11 @@ class ModuleStack:
             before.remove()
             after.remove()
 
+    @property
+    def innermost(self) -> nn.Module | None:
+        """The module that runs; None: none of the model's does."""
+        return self._running[-1] if self._running else None
+
     def place(self, line: str) -> str:
         """The innermost module that runs, and the line where one is known."""
         if not self._running:

@@ -29,7 +29,9 @@ class _Pooled(nn.Module):
 
 
 class _Doubled(_Pooled):
-    """One example is computed otherwise than several."""
+    """One example is computed otherwise than several, on purpose, as the attribute says."""
+
+    mixes_samples = True
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.head(self.pool(self.conv(x)).flatten(1))
