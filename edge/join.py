@@ -30,6 +30,7 @@ from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends
 from protofleet.kernels import set_threads
+from protofleet.printable import shell_word
 from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
 from protofleet.runtime.opening import check_opening, opening_of
 from protofleet.strategies import check_known
@@ -271,7 +272,8 @@ def _find_place(options: JoinOptions) -> _Place:
         if options.federation is None or options.broker is None:
             raise InputError(
                 f"device store '{options.store}': not enrolled; give --federation and --broker, or "
-                "enrol it first with an invitation: protofleet device enroll INVITATION"
+                "enrol it first with an invitation: protofleet device enroll INVITATION --store "
+                f"{shell_word(options.store)}"
             )
         options.broker.check_keyless()
         return _Place(check_id(options.federation, "federation"), options.broker)

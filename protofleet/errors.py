@@ -10,7 +10,13 @@ from protofleet.printable import printable
 
 
 class ProtofleetError(Exception):
-    """Root of all deliberate errors; the command line prints its message and exits with 1."""
+    """Root of all deliberate errors; the command line prints its message and exits with a status.
+
+    Attributes:
+        exit_status: that status; 1 unless a command has told two kinds of error apart.
+    """
+
+    exit_status = 1
 
 
 class InputError(ProtofleetError):

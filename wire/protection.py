@@ -52,7 +52,6 @@ from protofleet.wire.session import Handshake, Session, SessionTerms, derive_key
 
 KEYS = "keys"
 """Rule of a federation whose ends have to have keys, all or none."""
-_RECORD = b'{"type"'
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _SHARE = re.compile(r"[0-9a-f]{64}")
 _MOST_COUNT = 2**62
@@ -83,7 +82,7 @@ class Plain:
         Raises:
             RefusedError: it broke a rule; ``keys`` where the other end has them and this has none.
         """
-        if not self.sealed and payload[SIGNATURE_BYTES:].startswith(_RECORD):
+        if not self.sealed and is_signed(payload) and not is_signed(payload[SIGNATURE_BYTES:]):
             name = kind.__struct_config__.tag
             raise RefusedError(KEYS, f"{name}: signed with keys, and there are none at this end")
         return decode(self.open(payload, topic, device_id), kind)
@@ -522,7 +521,7 @@ def _signed(key: Ed25519PrivateKey, message: Message, topic: str) -> bytes:
 
 def is_signed(payload: bytes) -> bool:
     """Whether a record's JSON stands behind a signature, which may begin as JSON does."""
-    return not payload.startswith(_RECORD)
+    return not payload.startswith(b'{"type"')
 
 
 def _unverified(payload: bytes, kind: type[M]) -> M:

@@ -14,7 +14,7 @@ import click
 
 from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._policy import policy, policy_options
-from protofleet.cli._process import start_process
+from protofleet.cli._process import restarted_by_a_service, start_process
 from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._verbosity import json_lines, log_format_option, verbosity
@@ -132,6 +132,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 @policy_options
 @log_format_option("device")
 @_data_options
+@restarted_by_a_service()
 def join(
     *,
     broker: GivenBroker,

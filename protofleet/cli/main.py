@@ -80,7 +80,7 @@ def _root() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; a deliberate error is one clear line on stderr and exit status 1.
+    """Run the command line; a deliberate error is one clear line on stderr and its exit status.
 
     What the system refuses (a file, a disk, memory) and a package that an extra would have brought
     are such errors too. Any other missing module, and a missing part of a package that is there,
@@ -93,12 +93,13 @@ def main(args: list[str] | None = None) -> Any:
         message = _message(error, sys.argv[1:] if args is None else args)
         if message is None:
             raise
+        status = error.exit_status if isinstance(error, ProtofleetError) else 1
         if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
             traceback.print_exception(error)
     if not tell_log(message):
         message = "\n".join(printable(line) for line in message.split("\n"))
         click.echo(f"protofleet: {message}", err=True)
-    sys.exit(1)
+    sys.exit(status)
 
 
 def _message(error: Exception, arguments: list[str]) -> str | None:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
 from brokers import answers, free_port, wait_until
+from tiny_bundle import tiny_bundle
 
 from protofleet.broker.folder import find_mosquitto
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
+from protofleet.bundle.keys import save_public_key
 from protofleet.cli._broker import GivenBroker
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=30)]
@@ -172,3 +177,38 @@ def _enrol_as_printed(folder, line, federation):
     told = _done(_typed(home, f"export HOME=$PWD XDG_DATA_HOME=$PWD; {enrolling}"))
     assert f"device 'anna' of federation '{federation}': enrolled" in told
     assert "anna: enrolled" in _done(inviting)
+
+
+def _service(folder):
+    """The command of the unit, as systemd would start it, with its folders in ``folder``."""
+    unit = (Path(__file__).resolve().parents[2] / "docs" / "protofleet-device.service").read_text()
+    start = unit.partition("ExecStart=/opt/protofleet/bin/")[2].partition("\nEnvironment=")[0]
+    for name in ("STATE_DIRECTORY", "CONFIGURATION_DIRECTORY"):
+        start = start.replace(f"${{{name}}}", shlex.quote(str(folder)))
+    return f"THREADS=1; {start}"
+
+
+def test_a_service_that_is_not_enrolled_ends_for_good_and_says_what_enrols_it(tmp_path, key):
+    """The line that it says is run as it stands, with the invitation in place of the word."""
+    port, board = free_port(), tmp_path / "board"
+    board.mkdir()
+    tiny_bundle(board / "bundle.pfb", key)
+    save_public_key(key.public_key().public_bytes_raw(), board / "signer.pem")
+    x, y = np.ones((6, 4), np.float32), np.arange(6) % 3
+    classes = np.array(["class0", "class1", "class2"])
+    np.savez(board / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=classes)
+    told = _run(tmp_path, "broker", "init", "--host", "localhost", "--port", str(port))
+    refused = _typed(board, _service(board))
+    _, err = refused.communicate(timeout=60)
+    assert refused.returncode == 2, err
+    enrolling = "protofleet device enroll " + err.partition("protofleet device enroll ")[2].strip()
+    with _running(tmp_path, *_printed(told, "start it:"), port):
+        inviting = _typed(tmp_path, "protofleet device invite pi-1")
+        next(lines := iter(inviting.stdout.readline, ""))
+        _done(_typed(board, enrolling, INVITATION=next(lines).split()[-1]))
+        _done(inviting)
+        device = _typed(board, f"{_service(board)} --json")
+        assert json.loads(device.stdout.readline())["device_id"] == "pi-1"
+        os.killpg(device.pid, signal.SIGTERM)
+        device.communicate(timeout=60)
+    assert device.returncode == 128 + signal.SIGTERM

@@ -20,6 +20,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
+from protofleet.cli._process import NEEDS_PERSON
 from protofleet.cli.device import join
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions, open_agent
@@ -279,7 +280,7 @@ def test_the_service_s_unit_names_options_that_exist_and_stays():
     named = set(re.findall(r"--[a-z-]+", start))
     known = {option for parameter in join.params for option in parameter.opts}
     assert "--stay" in named <= known
-    assert "Restart=always" in unit
+    assert {"Restart=always", f"RestartPreventExitStatus={NEEDS_PERSON}"} <= set(unit.split())
 
 
 def test_the_personal_model_infers_beside_and_after_the_federation(world, mosquitto_url):
@@ -351,7 +352,7 @@ def test_data_that_no_program_takes_end_the_command_before_it_connects(world, ch
     np.savez(world.root / "data-1.npz", **{**arrays, **changes})
     device = world.start(arguments)
     _, err = device.communicate(timeout=60)
-    assert device.returncode == 1
+    assert device.returncode == 2
     assert re.search(said, err.splitlines()[-1])
     assert "Traceback" not in err
     assert not (world.root / "anna").exists()
@@ -361,7 +362,7 @@ def test_a_name_that_no_federation_has_makes_no_store(world):
     arguments = world.arguments("mqtt://127.0.0.1:1", "anna")
     arguments[arguments.index("--federation") + 1] = "my study"
     _, err = (device := world.start(arguments)).communicate(timeout=60)
-    assert device.returncode == 1
+    assert device.returncode == 2
     assert "federation: expected 1 to 64 characters" in err.splitlines()[-1]
     assert not (world.root / "anna").exists()
 
@@ -372,7 +373,7 @@ def test_an_untrusted_signer_is_refused_with_the_way_to_trust_it(world, mosquitt
     del arguments[place : place + 2]
     device = world.start(arguments)
     _, err = device.communicate(timeout=60)
-    assert device.returncode == 1
+    assert device.returncode == 2
     assert "protofleet bundle trust KEY.pem" in err
 
 
@@ -423,5 +424,5 @@ def test_the_store_is_bound_to_its_first_federation(world, mosquitto_url):
         pass
     device = world.start(world.arguments(mosquitto_url, "anna"))
     _, err = device.communicate(timeout=60)
-    assert device.returncode == 1
+    assert device.returncode == 2
     assert "belongs to device 'berta', got --id 'anna'" in err
