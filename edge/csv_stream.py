@@ -14,6 +14,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.csv_rows import Row
 from protofleet.edge.csv_table import Table
 from protofleet.edge.intake import SensorIntake, Window
+from protofleet.edge.packets import TOLERANCE, Packets, Spreader, find_packets, is_known
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.edge.sample_times import UNITS, fits, median_step
 from protofleet.errors import InputError
@@ -23,6 +24,15 @@ _log = logging.getLogger(__name__)
 _SENSOR = "csv"
 _RATE_SAMPLES = 16
 """Samples whose times tell a stream's rate, before any of them is used."""
+
+_STAMPS = 4
+"""Different times by which the unit of times is known that several samples share."""
+
+_MOST_WAITING_S = 600.0
+"""Samples of so long, at the bundle's rate, may wait for times that tell their rate."""
+
+_QUIET_S = 10.0
+"""Samples of so long may wait without a word."""
 
 _FAR_BELOW = 100
 """How many times slower than the bundle's a stream may be: so many samples are made of one."""
@@ -34,16 +44,19 @@ class SampleStream:
     def __init__(self, table: Table, preprocessing: Preprocessing, rate_hz: float | None) -> None:
         self._table, self._preprocessing = table, preprocessing
         self._rate_hz = rate_hz
+        self._wanted_hz = rate_hz or preprocessing.rate_hz
         # Before the first samples are used, those that wait tell rate, unit, or what is amiss.
-        unclear = table.unit_s is None if table.time else table.has_others
-        known = rate_hz if rate_hz and not (table.time and unclear) else None
-        if not (known or table.time or unclear):
+        known = None if table.time else rate_hz
+        if not (known or table.time or table.has_others):
             known = self._untimed()
         self._intake = self._made(known) if known else None
+        self._spreader: Spreader | None = None
         self._waiting: list[Row] = []
+        self._times = np.empty(0, np.float64)
         self._timed = self.count = 0
         self._label = NO_LABEL
         self._from_s, self._to_s = np.inf, -np.inf
+        self._is_told = False
 
     @property
     def lasted(self) -> str:
@@ -55,13 +68,12 @@ class SampleStream:
     def push(self, rows: Sequence[Row]) -> list[Window]:
         """The windows that are complete now."""
         self.count += len(rows)
-        if self._intake is None:
-            self._waiting += rows
-            if len(self._waiting) < _RATE_SAMPLES:
-                return []
-            rows = self._waiting
-            self._begin(rows)
-        return self._pushed(rows)
+        if self._intake is not None:
+            return self._pushed(rows)
+        self._waiting += rows
+        if (times := self._table.times_s(rows)) is not None:
+            self._times = np.concatenate([self._times, times])
+        return self._begun() if self._is_ready() else []
 
     def flush(self) -> list[Window]:
         """The stream is over: what its last samples complete."""
@@ -69,8 +81,11 @@ class SampleStream:
         if self._intake is None:
             if len(self._waiting) < 2:
                 return []
-            self._begin(self._waiting)
-            found = self._pushed(self._waiting)
+            self._find_unit()
+            found = self._begun()
+        if self._spreader is not None:
+            rows, self._waiting = self._waiting, []
+            found += self._taken(rows, self._spreader.flush())
         if self._intake is None:
             return found
         found += self._intake.flush()
@@ -92,30 +107,99 @@ class SampleStream:
         )
         return self._rate_hz
 
-    def _begin(self, rows: Sequence[Row]) -> None:
-        times = self._table.times_s(rows)
-        if times is None:
+    def _is_ready(self) -> bool:
+        """Whether the samples that wait tell how fast they come, and in packets or not."""
+        if len(self._waiting) < _RATE_SAMPLES:
+            return False
+        wanted_hz, times = self._wanted_hz, self._times[np.isfinite(self._times)]
+        if self._table.time is None or wanted_hz is None:
+            return True
+        if len(self._waiting) > _MOST_WAITING_S * wanted_hz:
+            self._find_unit()
+            return True
+        stamps = 1 + (np.diff(times) > 0).sum()
+        if stamps < _STAMPS and len(self._waiting) > _QUIET_S * wanted_hz and not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "%s: the first %d readings have %d different times in '%s'; they are used once "
+                "more of them tell how fast they come",
+                self._table.where,
+                len(self._waiting),
+                stamps,
+                self._table.time,
+            )
+        if self._table.unit_s is None and 2 * stamps < len(times) and stamps < _STAMPS:
+            return False
+        self._find_unit()
+        return is_known(self._times[np.isfinite(self._times)], wanted_hz, self._window_s)
+
+    @property
+    def _window_s(self) -> float:
+        return (self._preprocessing.window or 0) / (self._preprocessing.rate_hz or 1.0)
+
+    def _find_unit(self) -> None:
+        """Take the unit of the times, if nothing says it, by the samples that wait."""
+        step = median_step(self._times)
+        if self._table.unit_s is not None or self._table.time is None or step is None:
+            return
+        forward = np.flatnonzero(np.diff(self._times) > 0)
+        if 2 * len(forward) < len(self._times):
+            # Of stamps that are shared, their readings tell; the first may have had more.
+            begin, end = forward[0] + 1, forward[-1] + 1
+            whole = end > begin
+            lasts = self._times[end] - self._times[begin] if whole else step
+            step = float(lasts) / (int(end - begin) if whole else len(self._times))
+        self._table.find_unit(self._waiting, step, self._wanted_hz)
+        self._times *= self._table.unit_s or 1.0
+
+    def _begun(self) -> list[Window]:
+        rows, self._waiting = self._waiting, []
+        self._rate_hz = self._found_rate(rows)
+        self._intake = self._made(self._rate_hz)
+        return self._pushed(rows)
+
+    def _found_rate(self, rows: Sequence[Row]) -> float:
+        """How fast samples come, by their times."""
+        where, column = self._table.where, self._table.time
+        if column is None:
             if name := self._table.unused_times(rows):
                 raise InputError(
-                    f"{self._table.where}: column '{name}' rises as times do, and is not used; "
+                    f"{where}: column '{name}' rises as times do, and is not used; "
                     f"--time {shlex.quote(name)} if it tells when each sample was taken, else "
                     "--rate HZ"
                 )
-            self._intake = self._made(self._untimed())
-            return
+            return self._untimed()
+        times = self._times[np.isfinite(self._times)]
         step = median_step(times)
         if step is None:
-            got = ", ".join(f"{time:g}" for time in times[:4])
-            raise InputError(
-                f"{self._table.where}: expected times that ascend, got {got}, …; sort the rows by "
-                f"'{self._table.time}'"
-            )
-        if self._table.unit_s is None:
-            self._table.find_unit(rows, step, self._rate_hz or self._preprocessing.rate_hz)
-            step *= self._table.unit_s or 1.0
+            raise InputError(f"{where}: expected times that ascend, {_still(times, column)}")
+        if self._wanted_hz and (packets := find_packets(times, self._wanted_hz, self._window_s)):
+            if packets.fits(self._wanted_hz):
+                return self._spread(packets, column)
+            self._refuse_few(packets, self._wanted_hz, column)
         self._check_rate(1 / step)
-        self._rate_hz = self._rate_hz or 1 / step
-        self._intake = self._made(self._rate_hz)
+        return self._rate_hz or 1 / step
+
+    def _spread(self, packets: Packets, column: str) -> float:
+        _log.warning(
+            "%s: %s by '%s': spread evenly over the time to the next",
+            self._table.where,
+            packets.words,
+            column,
+        )
+        self._spreader = Spreader(packets)
+        return self._rate_hz or packets.rate_hz
+
+    def _refuse_few(self, packets: Packets, wanted_hz: float, column: str) -> None:
+        """Refuse packets that come too seldom to be taken as one reading each."""
+        if packets.period_s * wanted_hz * (1 - TOLERANCE) <= 1:
+            return
+        self._check_rate(packets.rate_hz)
+        raise InputError(
+            f"{self._table.where}: expected about {wanted_hz:g} readings a second with a time of "
+            f"their own; by '{column}' {packets.words}: --rate {packets.rate_hz:.4g} if a sensor "
+            "took them evenly, --time COLUMN if another column tells when"
+        )
 
     def _check_rate(self, rate_hz: float) -> None:
         """Refuse times that make thousands of samples of each, and doubt those of another unit."""
@@ -135,15 +219,22 @@ class SampleStream:
         return SensorIntake(self._preprocessing, {_SENSOR: rate_hz}, where=self._table.where)
 
     def _pushed(self, rows: Sequence[Row]) -> list[Window]:
-        if self._intake is None or self._rate_hz is None or not rows:
-            return []
         times = self._table.times_s(rows)
         if times is None:
-            times = (self._timed + np.arange(len(rows))) / self._rate_hz
+            times = (self._timed + np.arange(len(rows))) / (self._rate_hz or 1.0)
         else:
             self._from_s = np.fmin.reduce(times, initial=self._from_s)
             self._to_s = np.fmax.reduce(times, initial=self._to_s)
         self._timed += len(rows)
+        if self._spreader is not None:
+            times = self._spreader.push(times)
+            self._waiting += rows
+            rows, self._waiting = self._waiting[: len(times)], self._waiting[len(times) :]
+        return self._taken(rows, times)
+
+    def _taken(self, rows: Sequence[Row], times: NDArray[np.float64]) -> list[Window]:
+        if self._intake is None or not rows:
+            return []
         values, labels = self._table.values(rows), self._table.labels(rows)
         found = []
         for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(labels)) + 1):
@@ -166,3 +257,14 @@ class SampleStream:
         first = int((np.isfinite(times) & np.isfinite(values).all(axis=1)).argmax()) + 1
         found = intake.push(_SENSOR, times[:first], values[:first])
         return found + intake.push(_SENSOR, times[first:], values[first:])
+
+
+def _still(times: NDArray[np.float64], column: str) -> str:
+    """What times that never go forward are, and what to do."""
+    if len(times) and (times == times[0]).all():
+        return (
+            f"got {times[0]:g} in all rows; without its column '{column}' they are taken as evenly "
+            "spaced"
+        )
+    got = ", ".join(f"{time:g}" for time in times[:4])
+    return f"got {got}, …; sort the rows by '{column}'"

@@ -192,6 +192,69 @@ def test_lost_samples_are_told(sensor, caplog):
     assert "samples that were not used: 1 not finite" in caplog.text
 
 
+_COARSE = {
+    "share each time": lambda t: np.floor(t + 0.001),
+    "come together each time": lambda t: np.floor(t + 0.001) + t % 1 / 50,
+}
+
+
+@pytest.mark.parametrize("option", [{}, {"rate_hz": 10.0}])
+@pytest.mark.parametrize("how", _COARSE)
+def test_samples_without_times_of_their_own_are_spread_evenly_and_it_is_told(
+    sensor, caplog, how, option
+):
+    """One of ten would be used, and nine made of it: a hundredth of the movement."""
+    times, values = _samples(10.0, 20.0)
+    labels = ["class1" if time_s < 9.95 else "class0" for time_s in times]
+    expected = _read(_csv(times, values, labels), sensor)
+    found = _read(_csv(_COARSE[how](times), values, labels), sensor, **option)
+    for name in ("x", "y", "start_s"):
+        parts = [np.concatenate([getattr(one, name) for one in some]) for some in (found, expected)]
+        np.testing.assert_allclose(*parts, atol=1e-4)
+    assert f"data: about 10 readings {how}, 10 a second by 'time_s': spread evenly" in caplog.text
+    assert "not used" not in caplog.text
+
+
+def test_too_few_samples_for_a_time_are_refused_at_once_with_what_helps(sensor):
+    times, values = _samples(4.0, 30.0)
+    text = _csv(np.floor(times), values)
+    words = r"about 4 readings share each time, 4 a second: --rate 4 if a sensor"
+    with _open_pipe(text[:1500], text[1500:]) as (source, seen):
+        with pytest.raises(InputError, match=words):
+            next(read_csv(source, "pipe", sensor))
+        assert not seen.is_set()
+        seen.set()
+        source.read()
+    assert len(_read(text, sensor, rate_hz=4.0)) > 0
+
+
+def test_samples_that_share_a_tick_finer_than_the_bundle_s_are_dropped_as_before(sensor, caplog):
+    """As those of a logger that writes each row twice."""
+    times, values = _samples(10.0, 20.0)
+    twice = _read(_csv(np.repeat(times, 2), np.repeat(values, 2, axis=0)), sensor)
+    expected = _read(_csv(times, values), sensor)
+    assert sum(len(one.x) for one in twice) == sum(len(one.x) for one in expected)
+    assert "samples that were not used: 200 not forward" in caplog.text
+
+
+@pytest.mark.parametrize("unit", [1, 1000])
+def test_the_unit_of_times_that_are_shared_follows_from_their_number(sensor, caplog, unit):
+    caplog.set_level("INFO", "protofleet")
+    stamps = lambda times: (np.floor(times + 0.001) * unit).astype(int) + 1_700_000_000  # noqa: E731
+    starts = _named("stamp", stamps, sensor, time="stamp")
+    assert np.diff(starts) == pytest.approx(0.4)
+    assert f"times in 'stamp': {'seconds' if unit == 1 else 'milliseconds'}" in caplog.text
+
+
+def test_times_that_stand_still_are_told_while_the_stream_is_open(sensor, caplog):
+    text = "time_s,ax,ay\n" + "1,2,3\n" * 200
+    with _open_pipe(text, "1,2,3\n") as (source, seen):
+        seen.set()
+        with pytest.raises(InputError, match="got 1 in all rows; without its column 'time_s'"):
+            list(read_csv(source, "pipe", sensor))
+    assert "readings have 1 different times in 'time_s'" in caplog.text
+
+
 def test_sensor_samples_without_times_that_ascend_are_refused(sensor):
     with pytest.raises(InputError, match="expected times that ascend"):
         _read("time_s,ax,ay\n" + "1,2,3\n" * 20, sensor)

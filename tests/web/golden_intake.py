@@ -10,6 +10,7 @@ import io
 import json
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,13 @@ def _samples(
     return "\n".join(rows) + "\n"
 
 
+def _stamped(stamp: Callable[[int], str], label: str = "") -> str:
+    """400 samples with these times."""
+    head, *rows = _samples(400, label=label).splitlines()
+    times = [f"{stamp(i)},{row.split(',', 1)[1]}" for i, row in enumerate(rows)]
+    return "\n".join([head, *times, ""])
+
+
 def _rows(count: int, width: int) -> list[str]:
     return [",".join(str((i * 3 + c) % 10) for c in range(width)) for i in range(count)]
 
@@ -226,6 +234,15 @@ _CSV = {
     "milliseconds in the place of seconds": _samples(200, step=50),
     "times in words": _samples(70).replace("0.05,", "08:00:01,"),
     "a clock that is set back where the label changes": _samples(160, label="run", back=2.5),
+    "whole seconds, begun and ended within one": _stamped(
+        lambda i: str((i + 7) // 20), label="walk"
+    ),
+    "packets, with a pause": _stamped(
+        lambda i: f"{(i + 3) // 10 * 0.5 + i % 10 * 1e-3 + (7.5 if i > 250 else 0):.6g}"
+    ),
+    "whole seconds of a clock that is set back": _stamped(
+        lambda i: str(i // 20 - (40 if i >= 130 else 0))
+    ),
     "too few samples": _samples(10),
     "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
     "semicolons": _samples(70).replace(",", ";"),

@@ -317,6 +317,16 @@ export const CSV = {
   lasted: (seconds: number, column: string) => ` in ${seconds} s by '${column}'; ${UNITS}`,
   notForward: (where: string, got: string, column: string) =>
     `${where}: expected times that ascend, got ${got}, …; sort the rows by '${column}'`,
+  still: (where: string, got: number, column: string) =>
+    `${where}: expected times that ascend, got ${got} in all rows; without its column '${column}' they are taken as evenly spaced`,
+  together: (size: number, isShared: boolean, rate: number) =>
+    `about ${size} readings ${isShared ? "share" : "come together"} each time, ${rate} a second`,
+  spread: (column: string, words: string) =>
+    `By its column '${column}' ${words}: they were spread evenly over the time to the next. If that is wrong, delete the ` +
+    "examples, give each row a time of its own and load the file again.",
+  packets: (where: string, wanted: number, column: string, words: string) =>
+    `${where}: expected about ${wanted} readings a second with a time of their own; by '${column}' ${words}: give each row a ` +
+    "time of its own",
   timeText: (where: string, column: string, got: string) =>
     `${where}, column '${column}': expected a number, got '${got}'; ${UNITS}`,
   rate: (where: string, wanted: number, got: number, column: string) =>

@@ -12,6 +12,7 @@ import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import { CSV } from "../texts.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
+import { findPackets, fits, isKnown, median, type Packets, Spreader, TOLERANCE } from "./packets.ts";
 import { type IntakeCounters, SensorIntake, type Window } from "./windows.ts";
 
 const LABEL = "label";
@@ -19,6 +20,8 @@ const SECONDS: Readonly<Record<string, number>> = { time_s: 1, time: 1, time_ms:
 const SENSOR = "csv";
 /** Samples whose times tell a stream's rate, before any of them is used. */
 const RATE_SAMPLES = 16;
+/** Samples of so long, at the bundle's rate, may wait for times that tell their rate. */
+const MOST_WAITING_S = 600;
 /** By how much a stream's rate may be below the bundle's before its times are refused. */
 const FAR = 100;
 /** By how much it may be below before they are doubted. */
@@ -287,7 +290,9 @@ class SampleStream {
   readonly #table: Table;
   #rateHz: number | null;
   #intake: SensorIntake | null = null;
+  #spreader: Spreader | null = null;
   #waiting: Row[] = [];
+  #times: number[] = [];
   #timed = 0;
   #label = NO_LABEL;
   readonly hints: string[] = [];
@@ -319,37 +324,81 @@ class SampleStream {
     this.count += rows.length;
     if (this.#intake !== null) return this.#pushed(this.#intake, rows);
     this.#waiting.push(...rows);
-    if (this.#waiting.length < RATE_SAMPLES) return [];
-    return this.#begin();
+    this.#times.push(...rows.map((row) => this.#table.timeS(row)!).filter(Number.isFinite));
+    return this.#isReady() ? this.#begin() : [];
   }
 
   flush(): Window[] {
     const found = this.#intake === null && this.#waiting.length >= 2 ? this.#begin() : [];
-    return [...found, ...(this.#intake?.flush() ?? [])];
+    if (this.#intake === null) return found;
+    if (this.#spreader !== null) {
+      found.push(...this.#taken(this.#intake, this.#waiting.splice(0), this.#spreader.flush()));
+    }
+    return [...found, ...this.#intake.flush()];
+  }
+
+  /** Whether the samples that wait tell how fast they come, and in packets or not. */
+  #isReady(): boolean {
+    const waiting = this.#waiting.length;
+    const { rate_hz: wanted } = this.#table.form.preprocessing;
+    if (waiting < RATE_SAMPLES) return false;
+    if (wanted === null || waiting > MOST_WAITING_S * wanted) return true;
+    return isKnown(this.#times, wanted, this.#windowS);
+  }
+
+  get #windowS(): number {
+    const { window, rate_hz: rate } = this.#table.form.preprocessing;
+    return (window ?? 0) / (rate ?? 1);
   }
 
   #begin(): Window[] {
     const rows = this.#waiting;
-    const times = rows.map((row) => this.#table.timeS(row)!);
-    const steps = times.slice(1).map((time, k) => time - times[k]!);
-    const forward = steps.filter((step) => Number.isFinite(step) && step > 0).sort((a, b) => a - b);
-    const [where, column] = [this.#table.where, this.#table.time];
-    if (forward.length === 0) {
-      const got = times.slice(0, 4).join(", ");
-      throw new InputError(CSV.notForward(where, got, column!));
-    }
-    const middle = forward.length >> 1;
-    const step = forward.length % 2 ? forward[middle]! : (forward[middle - 1]! + forward[middle]!) / 2;
-    this.#rateHz = 1 / step;
-    const wanted = this.#table.form.preprocessing.rate_hz ?? this.#rateHz;
-    if (this.#rateHz * FAR < wanted) {
-      throw new InputError(CSV.rate(where, wanted, shortly(this.#rateHz), column!));
-    }
-    if (this.#rateHz * DOUBTED < wanted || this.#rateHz > FAR * wanted) {
-      this.hints.push(CSV.rateHint(column!, shortly(this.#rateHz), wanted));
-    }
+    this.#waiting = [];
+    this.#rateHz = this.#foundRate();
     this.#intake = this.#made(this.#rateHz);
     return this.#pushed(this.#intake, rows);
+  }
+
+  /** How fast samples come, by their times. */
+  #foundRate(): number {
+    const times = this.#times;
+    const steps = times.slice(1).map((time, k) => time - times[k]!).filter((step) => step > 0);
+    const [where, column] = [this.#table.where, this.#table.time!];
+    if (steps.length === 0) {
+      const still = times.length > 0 && times.every((time) => time === times[0]);
+      throw new InputError(
+        still ? CSV.still(where, times[0]!, column) : CSV.notForward(where, times.slice(0, 4).join(", "), column));
+    }
+    const wanted = this.#table.form.preprocessing.rate_hz;
+    const packets = wanted === null ? null : findPackets(times, wanted, this.#windowS);
+    if (wanted !== null && packets !== null) {
+      if (fits(packets, wanted)) return this.#spread(packets, column);
+      if (packets.periodS * wanted * (1 - TOLERANCE) > 1) this.#refuseFew(packets, wanted, column);
+    }
+    return this.#checkedRate(1 / median(steps), column);
+  }
+
+  #spread(packets: Packets, column: string): number {
+    this.hints.push(CSV.spread(column, wordsOf(packets)));
+    this.#spreader = new Spreader(packets);
+    return packets.rateHz;
+  }
+
+  /** Refuses packets that come too seldom to be taken as one reading each. */
+  #refuseFew(packets: Packets, wanted: number, column: string): never {
+    this.#checkedRate(packets.rateHz, column);
+    throw new InputError(CSV.packets(this.#table.where, wanted, column, wordsOf(packets)));
+  }
+
+  #checkedRate(rateHz: number, column: string): number {
+    const wanted = this.#table.form.preprocessing.rate_hz ?? rateHz;
+    if (rateHz * FAR < wanted) {
+      throw new InputError(CSV.rate(this.#table.where, wanted, shortly(rateHz), column));
+    }
+    if (rateHz * DOUBTED < wanted || rateHz > FAR * wanted) {
+      this.hints.push(CSV.rateHint(column, shortly(rateHz), wanted));
+    }
+    return rateHz;
   }
 
   #made(rateHz: number): SensorIntake {
@@ -362,6 +411,13 @@ class SampleStream {
     for (const time of this.#table.time === null ? [] : times.filter(Number.isFinite)) {
       this.#span = [Math.min(this.#span[0], time), Math.max(this.#span[1], time)];
     }
+    if (this.#spreader === null) return this.#taken(intake, rows, times);
+    const spread = this.#spreader.push(times);
+    this.#waiting.push(...rows);
+    return this.#taken(intake, this.#waiting.splice(0, spread.length), spread);
+  }
+
+  #taken(intake: SensorIntake, rows: readonly Row[], times: readonly number[]): Window[] {
     const values = rows.map((row) => this.#table.values(row));
     const labels = rows.map((row) => this.#table.label(row));
     const windows: Window[] = [];
@@ -375,7 +431,7 @@ class SampleStream {
   }
 
   /** The windows that readings with one label complete. */
-  #marked(intake: SensorIntake, times: number[], values: Float64Array[], label: number): Window[] {
+  #marked(intake: SensorIntake, times: readonly number[], values: readonly Float64Array[], label: number): Window[] {
     const marked = times.find(Number.isFinite);
     if (label === this.#label || marked === undefined) return intake.push(SENSOR, times, values);
     intake.mark(marked, label);
@@ -390,6 +446,10 @@ class SampleStream {
   }
 }
 
-function shortly(value: number): number {
-  return Number(value.toPrecision(4));
+function wordsOf({ size, rateHz, isShared }: Packets): string {
+  return CSV.together(shortly(size, 3), isShared, shortly(rateHz));
+}
+
+function shortly(value: number, digits = 4): number {
+  return Number(value.toPrecision(digits));
 }

@@ -69,3 +69,10 @@ test("a column of times that is lacking, unknown or doubtful is told with what t
   assert.match((await hints(samples("Timestamp", 0.05))).join(), /its column 'Timestamp' was passed over.*name it time_s for seconds/);
   assert.match((await hints(samples("time_s", 0.5))).join(), /column 'time_s' says 2 readings a second, the model takes 20: seconds/);
 });
+
+test("readings that share a time are spread, which is told, and too few of them refused with what helps", async () => {
+  const shared = (each: number) =>
+    ["time_s,ax,ay,gx", ...Array.from({ length: 200 }, (_, k) => `${Math.floor(k / each)},1,2,${k % 3}`)].join("\n");
+  assert.match((await hints(shared(20))).join(), /By its column 'time_s' about 20 readings share each time, 20 a second: they were spread/);
+  await assert.rejects(hints(shared(8)), /expected about 20 readings .* about 8 readings share each time, 8 a second: give each row/);
+});
