@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.csv_rows import Row
 from protofleet.edge.csv_table import Table
-from protofleet.edge.intake import SensorIntake, Window
+from protofleet.edge.intake import IntakeCounters, SensorIntake, Window
 from protofleet.edge.packets import TOLERANCE, Packets, Spreader, find_packets, is_known
 from protofleet.edge.predictions import NO_LABEL
-from protofleet.edge.sample_times import UNITS, fits, median_step
+from protofleet.edge.sample_times import fits, is_too_slow, median_step, unit_hint
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -33,9 +33,6 @@ _MOST_WAITING_S = 600.0
 
 _QUIET_S = 10.0
 """Samples of so long may wait without a word."""
-
-_FAR_BELOW = 100
-"""How many times slower than the bundle's a stream may be: so many samples are made of one."""
 
 
 class SampleStream:
@@ -60,10 +57,21 @@ class SampleStream:
 
     @property
     def lasted(self) -> str:
-        """How long enough samples lasted by their column of times, behind an error; or empty."""
+        """How long enough samples lasted by their times, and what was amiss; or ''."""
         seconds = self._to_s - self._from_s
-        enough = self.count >= (self._preprocessing.window or 0) and seconds >= 0
-        return f" in {seconds:.4g} s by '{self._table.time}'; {UNITS}" if enough else ""
+        if self.count < (self._preprocessing.window or 0) or seconds <= 0:
+            return ""
+        hint = unit_hint(self._table.time or "", self.count / seconds, self._wanted_hz or 1.0)
+        lost = f"; not used: {self._lost}" if self._lost else ""
+        return f" in {seconds:.4g} s by '{self._table.time}'{hint}{lost}"
+
+    @property
+    def _lost(self) -> str:
+        """What the intake could not use; ''. Set back clocks were told of when they were."""
+        if self._intake is None:
+            return ""
+        counters = replace(self._intake.counters[_SENSOR], set_back=0)
+        return str(counters) if counters != IntakeCounters() else ""
 
     def push(self, rows: Sequence[Row]) -> list[Window]:
         """The windows that are complete now."""
@@ -89,9 +97,8 @@ class SampleStream:
         if self._intake is None:
             return found
         found += self._intake.flush()
-        lost = str(replace(self._intake.counters[_SENSOR], set_back=0))  # told when it happened
-        if lost != "nothing":
-            _log.warning("%s: samples that were not used: %s", self._table.where, lost)
+        if self._lost:
+            _log.warning("%s: samples that were not used: %s", self._table.where, self._lost)
         return found
 
     def _untimed(self) -> float:
@@ -178,7 +185,7 @@ class SampleStream:
                 return self._spread(packets, column)
             self._refuse_few(packets, self._wanted_hz, column)
         self._check_rate(1 / step)
-        return self._rate_hz or 1 / step
+        return min(self._rate_hz or np.inf, 1 / step)
 
     def _spread(self, packets: Packets, column: str) -> float:
         _log.warning(
@@ -202,18 +209,19 @@ class SampleStream:
         )
 
     def _check_rate(self, rate_hz: float) -> None:
-        """Refuse times that make thousands of samples of each, and doubt those of another unit."""
+        """Refuse times that make most samples of none, and doubt those of another unit."""
         _log.info("sensor samples at %.4g Hz", rate_hz)
         wanted = self._preprocessing.rate_hz or rate_hz
-        if rate_hz * _FAR_BELOW < wanted:
+        hint = unit_hint(self._table.time or "", rate_hz, wanted)
+        if is_too_slow(rate_hz, wanted):
             raise InputError(
-                f"{self._table.where}: expected about {wanted:g} samples a second, got "
-                f"{rate_hz:.4g} by its column '{self._table.time}'; {UNITS}: rename the "
-                "column"
+                f"{self._table.where}: expected about {wanted:g} samples a second, at least a "
+                f"quarter, got {rate_hz:.4g} by its column '{self._table.time}'"
+                f"{hint or '; a sensor as slow as that needs a bundle of a lower rate_hz'}"
             )
         if not fits(rate_hz, wanted):
             told = f"{rate_hz:.4g} samples a second by its column '{self._table.time}'"
-            _log.warning("%s: %s, the bundle wants %g: %s", self._table.where, told, wanted, UNITS)
+            _log.warning("%s: %s, the bundle wants %g%s", self._table.where, told, wanted, hint)
 
     def _made(self, rate_hz: float) -> SensorIntake:
         return SensorIntake(self._preprocessing, {_SENSOR: rate_hz}, where=self._table.where)

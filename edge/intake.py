@@ -3,7 +3,8 @@
 Each stream is low-passed and resampled in one pass (``resampler``). Every stream's output lies on
 the same grid of absolute times k / rate, which is what joins them. A window leaves as soon as its
 last sample is known; a gap in any stream starts windows anew, so none spans it, and so does a clock
-that is set back, which the log tells at once.
+that is set back, which the log tells at once. A window needs readings for half of the samples that
+its sensor's rate gives; one that would be mostly interpolated is left out, and told.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.log_throttle import WarningThrottle
-from protofleet.edge.resampler import GridSamples, IntakeCounters, Resampler, StepBack
+from protofleet.edge.resampler import GridSamples, IntakeCounters, Resampler, StepBack, joined
 from protofleet.errors import InputError
 
 __all__ = ["IntakeCounters", "Resampler", "SensorIntake", "Window"]
@@ -87,6 +88,7 @@ class SensorIntake:
         self._set_back = 0
         self._start: int | None = None
         self._rows = np.empty((0, len(preprocessing.channels)))
+        self._measured = np.empty((0, len(sensors)), np.bool_)
 
     @property
     def counters(self) -> dict[str, IntakeCounters]:
@@ -171,49 +173,76 @@ class SensorIntake:
             stream.resampler.counters.unmatched += len(stream.blocks.pop(0).index)
 
     def _windows(self) -> list[Window]:
-        grid, rows = self._join()
+        found = self._join()
         windows = []
         # A jump in the grid means a gap in some stream: the window begun before it is dropped.
-        for part in np.split(np.arange(len(grid)), np.flatnonzero(np.diff(grid) != 1) + 1):
+        cuts = np.flatnonzero(np.diff(found.index) != 1) + 1
+        for part in np.split(np.arange(len(found.index)), cuts):
             if len(part):
-                windows += self._extend(int(grid[part[0]]), rows[part])
+                start = int(found.index[part[0]])
+                windows += self._extend(start, found.values[part], found.measured[part])
         return windows
 
-    def _join(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def _join(self) -> GridSamples:
+        """The channels of all sensors, and in each row which of them measured it."""
         streams = list(self._streams.values())
         if not all(stream.blocks for stream in streams):
-            return np.empty(0, np.int64), self._rows[:0]
-        indices = [np.concatenate([one.index for one in stream.blocks]) for stream in streams]
-        values = [np.concatenate([one.values for one in stream.blocks]) for stream in streams]
-        horizon = min(index[-1] for index in indices)
-        common = indices[0][indices[0] <= horizon]
-        for index in indices[1:]:
-            common = common[np.isin(common, index)]
-        rows = [
-            value[np.searchsorted(index, common)]
-            for index, value in zip(indices, values, strict=True)
-        ]
-        for stream, index, value in zip(streams, indices, values, strict=True):
-            later = index > horizon
-            stream.blocks = [GridSamples(index[later], value[later])] if later.any() else []
-        return common, np.concatenate(rows, axis=1)
+            return GridSamples(np.empty(0, np.int64), self._rows[:0], self._measured[:0])
+        found = [joined(stream.blocks) for stream in streams]
+        horizon = min(one.index[-1] for one in found)
+        common = found[0].index[found[0].index <= horizon]
+        for one in found[1:]:
+            common = common[np.isin(common, one.index)]
+        places = [np.searchsorted(one.index, common) for one in found]
+        rows = [one.values[place] for one, place in zip(found, places, strict=True)]
+        measured = [one.measured[place] for one, place in zip(found, places, strict=True)]
+        for stream, one in zip(streams, found, strict=True):
+            later = one.index > horizon
+            rest = GridSamples(one.index[later], one.values[later], one.measured[later])
+            stream.blocks = [rest] if later.any() else []
+        return GridSamples(common, np.concatenate(rows, axis=1), np.stack(measured, axis=1))
 
-    def _extend(self, first: int, rows: NDArray[np.float64]) -> list[Window]:
+    def _extend(
+        self, first: int, rows: NDArray[np.float64], measured: NDArray[np.bool_]
+    ) -> list[Window]:
         if rows.shape[1] != self._rows.shape[1]:
             raise InputError(
                 f"sensor intake: expected {self._rows.shape[1]} channels in all, "
                 f"got {rows.shape[1]}"
             )
         if self._start is None or first != self._start + len(self._rows):
-            self._start, self._rows = first, rows
+            self._start, self._rows, self._measured = first, rows, measured
         else:
             self._rows = np.concatenate([self._rows, rows])
+            self._measured = np.concatenate([self._measured, measured])
         windows = []
         while len(self._rows) >= self._window:
-            windows.append(self._cut(self._rows[: self._window], self._start))
-            self._rows = self._rows[self._hop :]
+            if self._is_measured(self._measured[: self._window], self._start):
+                windows.append(self._cut(self._rows[: self._window], self._start))
+            self._rows, self._measured = self._rows[self._hop :], self._measured[self._hop :]
             self._start += self._hop
         return windows
+
+    def _is_measured(self, measured: NDArray[np.bool_], start: int) -> bool:
+        """Whether each sensor has enough readings in a window; tells of one that has not."""
+        enough = True
+        for name, stream, count in zip(
+            self._streams, self._streams.values(), measured.sum(axis=0).tolist(), strict=True
+        ):
+            least = stream.resampler.least_measured * self._window
+            if count < least:
+                enough = False
+                stream.resampler.counters.interpolated_windows += 1
+                self._throttle.warning(
+                    "%s: the window at %.2f is left out: expected readings for %.0f of its %d "
+                    "samples, got %d; the others would be interpolated",
+                    self._where or f"sensor '{name}'",
+                    start / self._rate,
+                    np.ceil(least),
+                    self._window,
+                    count,
+                )
+        return enough
 
     def _cut(self, rows: NDArray[np.float64], start: int) -> Window:
         normalised = (rows - self._mean) / self._std

@@ -23,6 +23,7 @@ _ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
 _KAISER_BETA = 6.0
 _MOST_SAMPLES = 2.0**52
 _BLOCK = 4096
+_LEAST_MEASURED = 0.5  # of the samples that a sensor's own rate measures
 _PASSBAND = 0.9  # share of the lower Nyquist frequency that is kept
 
 
@@ -36,6 +37,7 @@ class IntakeCounters:
         gaps: silences that ended a stretch.
         set_back: times that the clock was set back, which ended a stretch.
         unmatched: resampled values for which another sensor was silent too long.
+        interpolated_windows: windows left out because too few of their samples had a reading.
     """
 
     not_finite: int = 0
@@ -43,6 +45,7 @@ class IntakeCounters:
     gaps: int = 0
     set_back: int = 0
     unmatched: int = 0
+    interpolated_windows: int = 0
 
     def __str__(self) -> str:
         found = [f"{count} {name}" for name, count in asdict(self).items() if count]
@@ -69,11 +72,13 @@ class GridSamples:
     Attributes:
         index: ``(m,) int64``, k.
         values: ``(m, channels) float64``.
+        measured: ``(m,) bool``, whether a reading was taken within half a step of the grid.
         after: where a clock was set back before the first of them.
     """
 
     index: NDArray[np.int64]
     values: NDArray[np.float64]
+    measured: NDArray[np.bool_]
     after: StepBack | None = None
 
 
@@ -97,6 +102,8 @@ class Resampler:
         self._cutoff_hz = _PASSBAND * min(in_rate_hz, out_rate_hz) / 2
         self._reach_s = _ZERO_CROSSINGS / (2 * self._cutoff_hz)
         self._max_gap_s = max(max_gap_s, 4 / in_rate_hz)
+        self.least_measured = _LEAST_MEASURED * min(1.0, in_rate_hz / out_rate_hz)
+        """Part of a window's samples that need a reading, or it is made up rather than measured."""
         self._times = np.empty(0, np.float64)
         self._values = np.empty((0, 0), np.float64)
         # A reading far back, until the next one tells a slip from a clock that was set back.
@@ -134,7 +141,7 @@ class Resampler:
         for run in more:
             step = StepBack(self.latest_s, float(times_s[run[0]]))
             self.counters.set_back += 1
-            out[-1] = _joined([out[-1], self._end()], out[-1].after)
+            out[-1] = joined([out[-1], self._end()], out[-1].after)
             out.append(self._taken(times_s[run], values[run], step))
         return out
 
@@ -198,7 +205,7 @@ class Resampler:
                 out.append(self._end())
             self._append(times_s[part], values[part])
             out.append(self._emit(final=False))
-        return _joined(out, after)
+        return joined(out, after)
 
     def _end(self) -> GridSamples:
         out = self._emit(final=True)
@@ -226,10 +233,11 @@ class Resampler:
         if not len(grid):
             return _nothing(channels)
         samples = self._interpolate(grid / self._rate)
+        measured = np.isin(grid, np.floor(self._times * self._rate + 0.5))
         self._next = last + 1
         keep = np.searchsorted(self._times, self._next / self._rate - self._reach_s) - 1
         self._times, self._values = self._times[max(keep, 0) :], self._values[max(keep, 0) :]
-        return GridSamples(grid, samples)
+        return GridSamples(grid, samples, measured)
 
     def _interpolate(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         parts = np.split(at_s, range(_BLOCK, len(at_s), _BLOCK))
@@ -287,13 +295,15 @@ def _steps(
 
 
 def _nothing(channels: int) -> GridSamples:
-    return GridSamples(np.empty(0, np.int64), np.empty((0, channels)))
+    return GridSamples(np.empty(0, np.int64), np.empty((0, channels)), np.empty(0, np.bool_))
 
 
-def _joined(parts: Sequence[GridSamples], after: StepBack | None) -> GridSamples:
+def joined(parts: Sequence[GridSamples], after: StepBack | None = None) -> GridSamples:
+    """All samples of at least one block, one after the other."""
     filled = [part for part in parts if len(part.index)] or parts[-1:]
     return GridSamples(
         np.concatenate([part.index for part in filled]),
         np.concatenate([part.values for part in filled]),
+        np.concatenate([part.measured for part in filled]),
         after,
     )

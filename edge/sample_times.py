@@ -20,7 +20,7 @@ SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
 """Known columns, and how many seconds one of their units has."""
 
 UNITS = "seconds stand in time_s, milliseconds in time_ms"
-"""What may be wrong with times that are a thousand times too far apart or too close."""
+"""What a column of times has to hold."""
 
 _UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
 _LEAST_ROWS = 3
@@ -62,6 +62,24 @@ def median_step(times: NDArray[np.float64]) -> float | None:
 def fits(rate_hz: float, wanted_hz: float) -> bool:
     """Whether a stream's rate is one that can be meant where another is wanted."""
     return wanted_hz / _FAR_BELOW <= rate_hz <= wanted_hz * _FAR_ABOVE
+
+
+def is_too_slow(rate_hz: float, wanted_hz: float) -> bool:
+    """Whether samples at a rate are too few to make a bundle's of them."""
+    return rate_hz * _FAR_BELOW < wanted_hz
+
+
+def unit_hint(column: str, rate_hz: float, wanted_hz: float) -> str:
+    """What to do where another unit of a known column's times gives the rate; else ''."""
+    unit_s = SECONDS.get(column)
+    for name, other_s in _UNITS.items():
+        rate = rate_hz * (unit_s or 0) / other_s
+        if other_s == unit_s or not wanted_hz / _FAR_BELOW <= rate <= wanted_hz * _FAR_BELOW:
+            continue
+        known = next((known for known, one_s in SECONDS.items() if one_s == other_s), None)
+        what = f"rename it {known}" if known else "rename it and name it with --time"
+        return f"; if it holds {name}, {what}"
+    return ""
 
 
 def unit_of(step: float, wanted_hz: float) -> tuple[str, float]:

@@ -142,18 +142,84 @@ def test_what_is_no_recording_is_answered_with_the_remedy(sensor, header, rows, 
         _read(f"{header}\n{rows}\n", sensor)
 
 
-def test_times_of_another_unit_are_doubted(sensor, caplog):
-    times, values = _samples(10.0, 5.0)
-    _read(_csv(times, values, scale=10), sensor)
-    assert "1 samples a second by its column 'time_s', the bundle wants 10" in caplog.text
-    assert "milliseconds in time_ms" in caplog.text
+_SLOW = "; a sensor as slow as that needs a bundle of a lower rate_hz"
 
 
-def test_times_of_a_thousandth_of_the_unit_are_refused(sensor):
-    """Else a kilobyte of samples fills the memory: a thousand are made of each."""
-    times, values = _samples(10.0, 5.0)
-    with pytest.raises(InputError, match=r"about 10 samples a second, got 0.01 .*in time_ms"):
-        _read(_csv(times, values, scale=1000), sensor)
+@pytest.mark.parametrize(
+    ("rate_hz", "column", "scale", "hint"),
+    [
+        (10.0, "time_s", 1e3, "; if it holds milliseconds, rename it time_ms"),
+        (
+            10.0,
+            "time_s",
+            1e6,
+            "; if it holds microseconds, rename it and name it with --time",
+        ),
+        (
+            10.0,
+            "time_ms",
+            1e9,
+            "; if it holds nanoseconds, rename it and name it with --time",
+        ),
+        (1.0, "time_s", 1.0, _SLOW),
+        (2.0, "time_s", 1.0, _SLOW),
+        (2.0, "time_ms", 1e3, _SLOW),
+    ],
+)
+def test_times_that_make_most_samples_of_none_are_refused(sensor, rate_hz, column, scale, hint):
+    """With another unit in mind only where that gives the rate."""
+    times, values = _samples(rate_hz, 50.0)
+    text = _csv(times, values, header=f"{column},ay,ax", scale=scale)
+    words = f"about 10 samples a second, at least a quarter, got .* by its column '{column}'{hint}$"
+    for option in ({}, {"rate_hz": 10.0}):
+        with pytest.raises(InputError, match=words):
+            _read(text, sensor, **option)
+
+
+@pytest.mark.parametrize("rate_hz", [2.5, 4.0, 7.0, 10.0, 25.0])
+def test_a_slow_sensor_s_windows_are_its_own(sensor, rate_hz, caplog):
+    times, values = _samples(rate_hz, 50.0)
+    found = np.concatenate([one.x for one in _read(_csv(times, values), sensor)])
+    assert len(found) > 110
+    assert "left out" not in caplog.text
+
+
+def test_times_of_a_unit_that_is_too_short_are_doubted_and_named_where_no_window_comes(
+    sensor, caplog
+):
+    times, values = _samples(10.0, 50.0)
+    words = r"got 500 in 0.0499 s by 'time_ms'; if it holds seconds, rename it time_s$"
+    with pytest.raises(InputError, match=words):
+        _read(_csv(times, values, header="time_ms,ay,ax"), sensor)
+    assert "1e+04 samples a second by its column 'time_ms', the bundle wants 10; if" in caplog.text
+
+
+def test_what_was_amiss_stands_where_no_window_comes(sensor):
+    times, values = _samples(10.0, 50.0)
+    gaps = times + np.floor(times / 0.6) * 3
+    words = r"got 500 in 298.9 s by 'time_s'; not used: \d+ gaps$"
+    with pytest.raises(InputError, match=words):
+        _read(_csv(gaps, values), sensor)
+
+
+def test_windows_of_too_few_readings_are_left_out_and_told_while_the_stream_is_open(sensor, caplog):
+    """Ten seconds in which two of three readings are lost, each within what may be silent."""
+    times, values = _samples(10.0, 40.0)
+    kept = (times < 15) | (times >= 25) | (np.arange(len(times)) % 3 == 0)
+    lines = _csv(times[kept], values[kept]).splitlines(keepends=True)
+    with _open_pipe("".join(lines[:220]), "".join(lines[220:])) as (source, seen):
+        blocks = read_csv(source, "pipe", sensor)
+        found = [next(blocks)]
+        while found[-1].start_s[-1] < 25:
+            found.append(next(blocks))
+        assert not seen.is_set()
+        words = "pipe: the window at 15.20 is left out: expected readings for 4 of its 8 samples"
+        assert words in caplog.text
+        seen.set()
+        found += blocks
+    starts = np.concatenate([one.start_s for one in found])
+    assert not ((starts > 14.9) & (starts < 24.3)).any()
+    assert "samples that were not used: 23 interpolated windows" in caplog.text
 
 
 def test_another_encoding_is_named(sensor):

@@ -196,6 +196,24 @@ def test_two_sensors_on_a_clock_that_is_set_back_are_joined_by_the_new_time():
     assert ((starts < -3480) & (starts > -3490)).sum() == 6
 
 
+def test_a_window_needs_readings_of_each_sensor_for_half_of_what_its_rate_gives(caplog):
+    """A slow sensor beside a fast one is measured by its own rate."""
+    intake = SensorIntake(MOTION, {"acc": 50.0, "slow": 5.0})
+    acc_s, slow_s = np.arange(0, 60, 0.02), np.arange(0, 60, 0.2)
+    acc_s = acc_s[(acc_s < 20) | (acc_s >= 40) | (np.arange(3000) % 8 == 0)]
+    starts = []
+    for second in range(60):
+        for name, times_s in (("acc", acc_s), ("slow", slow_s)):
+            now = times_s[(times_s >= second) & (times_s < second + 1)]
+            starts += [one.start_s for one in intake.push(name, now, _motion(now))]
+    starts = np.array(starts)
+    assert not ((starts > 18.9) & (starts < 38.5)).any()
+    assert len(starts) > 25
+    assert intake.counters["slow"].interpolated_windows == 0
+    assert intake.counters["acc"].interpolated_windows in range(14, 18)
+    assert "sensor 'acc': the window at 19.20 is left out: expected readings for 64" in caplog.text
+
+
 def test_unusable_readings_are_counted():
     resampler = Resampler(50.0, 50.0)
     times_s = np.array([0.0, 0.02, 0.02, 0.01, 0.04, 0.06])

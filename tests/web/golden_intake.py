@@ -57,7 +57,7 @@ def _sensor(rate_hz: float, channels: int, **more: Any) -> dict[str, Any]:
     """A stream of readings.
 
     ``jitter`` is in hundred thousandths of a second, ``gap`` (first, seconds) a silence before the
-    first, ``set_back`` the same of a clock.
+    first, ``set_back`` the same of a clock; from ``thin`` (first, end) all but each third are lost.
     """
     defaults = {
         "count": 400,
@@ -67,6 +67,7 @@ def _sensor(rate_hz: float, channels: int, **more: Any) -> dict[str, Any]:
         "broken": [],
         "backwards": [],
         "set_back": None,
+        "thin": None,
     }
     return {"rate_hz": rate_hz, "channels": channels, **defaults, **more}
 
@@ -124,6 +125,11 @@ _STREAMS: list[dict[str, Any]] = [
         "block": 25,
     },
     {
+        "name": "readings that thin out",
+        "sensors": {"imu": _sensor(20.0, 3, count=600, thin=[200, 380])},
+        "block": 30,
+    },
+    {
         "name": "motion",
         "motion": True,
         "sensors": {"imu": _sensor(61.0, 6, count=420, jitter=30)},
@@ -137,6 +143,8 @@ def readings(spec: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
     times, rows = [], []
     for i in range(spec["count"]):
         late = spec["gap"][1] if spec["gap"] and i >= spec["gap"][0] else 0.0
+        if spec["thin"] and spec["thin"][0] <= i < spec["thin"][1] and i % 3:
+            continue
         back = spec["set_back"][1] if spec["set_back"] and i >= spec["set_back"][0] else 0.0
         time = spec["start_s"] + late + i / spec["rate_hz"] + (i * 37 % 11) * spec["jitter"] * 1e-5
         time -= back
@@ -172,7 +180,14 @@ def _stream(
             {"start_s": one.start_s, "label": one.label, "x": _packed(one.x)} for one in windows
         ],
         "counters": {
-            key: [one.not_finite, one.not_forward, one.gaps, one.set_back, one.unmatched]
+            key: [
+                one.not_finite,
+                one.not_forward,
+                one.gaps,
+                one.set_back,
+                one.unmatched,
+                one.interpolated_windows,
+            ]
             for key, one in intake.counters.items()
         },
     }

@@ -237,7 +237,9 @@ export const SENSORS = {
   unknownChannel: (name: string) =>
     `motion sensors: channel '${name}' is not known here; names such as acc_x and gyro_z are. Take a file instead`,
   notTold: (name: string) => `motion sensors: this phone does not tell what channel '${name}' needs; take a file instead`,
-  counters: { notFinite: "without a number", notForward: "late", gaps: "gaps", setBack: "steps back of the clock", unmatched: "unmatched" },
+  counters: {
+    notFinite: "without a number", notForward: "late", gaps: "gaps", setBack: "steps back of the clock", unmatched: "unmatched", interpolated: "windows with too few readings",
+  },
 } as const;
 
 export const LIVE = {
@@ -314,7 +316,13 @@ export const CSV = {
   lacks: (channels: string) => `; it lacks ${channels}`,
   empty: (where: string, got: string) => `${where}: expected a number, got ${got || "an empty cell"}`,
   noWindow: (where: string, window: string, got: number) => `${where}: expected samples for a window, ${window}, got ${got}`,
-  lasted: (seconds: number, column: string) => ` in ${seconds} s by '${column}'; ${UNITS}`,
+  lasted: (seconds: number, column: string, hint: string, lost: string) =>
+    ` in ${seconds} s by '${column}'${hint}${lost && `; not used: ${lost}`}`,
+  lost: {
+    notFinite: "not finite", notForward: "not forward", gaps: "gaps", unmatched: "unmatched", interpolated: "interpolated windows",
+  },
+  unit: (name: string, known: string | null) =>
+    `; if it holds ${name}, ${known === null ? "write seconds into it" : `rename it ${known}`}`,
   notForward: (where: string, got: string, column: string) =>
     `${where}: expected times that ascend, got ${got}, …; sort the rows by '${column}'`,
   still: (where: string, got: number, column: string) =>
@@ -329,11 +337,12 @@ export const CSV = {
     "time of its own",
   timeText: (where: string, column: string, got: string) =>
     `${where}, column '${column}': expected a number, got '${got}'; ${UNITS}`,
-  rate: (where: string, wanted: number, got: number, column: string) =>
-    `${where}: expected about ${wanted} samples a second, got ${got} by its column '${column}'; ${UNITS}: rename the column`,
-  rateHint: (column: string, got: number, wanted: number) =>
-    `Its column '${column}' says ${got} readings a second, the model takes ${wanted}: ${UNITS}. If that is wrong, delete ` +
-    "the examples, rename the column and load the file again.",
+  rate: (where: string, wanted: number, got: number, column: string, hint: string) =>
+    `${where}: expected about ${wanted} samples a second, at least a quarter, got ${got} by its column '${column}'` +
+    (hint || "; a sensor as slow as that needs a bundle of a lower rate_hz"),
+  rateHint: (column: string, got: number, wanted: number, hint: string) =>
+    `Its column '${column}' says ${got} readings a second, the model takes ${wanted}${hint}. If that is wrong, delete ` +
+    "the examples, correct the column and load the file again.",
   noTime: (rate: number, alike: string | null) =>
     `It has no column time_s or time_ms, so its rows were taken as ${rate} readings a second` +
     (alike === null ? ". If they are not, delete the examples, add such a column" : `, and its column '${alike}' was passed over. ` +

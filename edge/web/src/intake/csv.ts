@@ -22,10 +22,11 @@ const SENSOR = "csv";
 const RATE_SAMPLES = 16;
 /** Samples of so long, at the bundle's rate, may wait for times that tell their rate. */
 const MOST_WAITING_S = 600;
+const UNITS: Readonly<Record<string, number>> = { seconds: 1, milliseconds: 1e-3, microseconds: 1e-6, nanoseconds: 1e-9 };
 /** By how much a stream's rate may be below the bundle's before its times are refused. */
-const FAR = 100;
-/** By how much it may be below before they are doubted. */
-const DOUBTED = 4;
+const FAR_BELOW = 4;
+/** By how much it may be above before they are doubted. */
+const FAR_ABOVE = 100;
 /** Names of columns that may hold times, under names that are not known here. */
 const TIMELIKE = /time|stamp|date|clock|^t$|^(m|milli)?s(ec(onds?)?)?$/i;
 
@@ -316,8 +317,14 @@ class SampleStream {
   /** How long enough samples lasted by their column of times, behind an error; or "". */
   get lasted(): string {
     const seconds = this.#span[1] - this.#span[0];
-    const few = this.count < this.#table.form.preprocessing.window! || seconds < 0;
-    return few ? "" : CSV.lasted(shortly(seconds), this.#table.time!);
+    const few = this.count < this.#table.form.preprocessing.window! || seconds <= 0;
+    if (few) return "";
+    const wanted = this.#table.form.preprocessing.rate_hz ?? 1;
+    const lost = this.lost;
+    const names = Object.keys(CSV.lost) as (keyof typeof CSV.lost)[];
+    const counted = lost === null ? [] : names.filter((name) => lost[name] > 0).map((name) => `${lost[name]} ${CSV.lost[name]}`);
+    const column = this.#table.time!;
+    return CSV.lasted(shortly(seconds), column, unitHint(column, this.count / seconds, wanted), counted.join(", "));
   }
 
   push(rows: readonly Row[]): Window[] {
@@ -392,12 +399,11 @@ class SampleStream {
 
   #checkedRate(rateHz: number, column: string): number {
     const wanted = this.#table.form.preprocessing.rate_hz ?? rateHz;
-    if (rateHz * FAR < wanted) {
-      throw new InputError(CSV.rate(this.#table.where, wanted, shortly(rateHz), column));
+    const hint = unitHint(column, rateHz, wanted);
+    if (rateHz * FAR_BELOW < wanted) {
+      throw new InputError(CSV.rate(this.#table.where, wanted, shortly(rateHz), column, hint));
     }
-    if (rateHz * DOUBTED < wanted || rateHz > FAR * wanted) {
-      this.hints.push(CSV.rateHint(column, shortly(rateHz), wanted));
-    }
+    if (rateHz > FAR_ABOVE * wanted) this.hints.push(CSV.rateHint(column, shortly(rateHz), wanted, hint));
     return rateHz;
   }
 
@@ -444,6 +450,17 @@ class SampleStream {
       ...intake.push(SENSOR, times.slice(first), values.slice(first)),
     ];
   }
+}
+
+/** What to do where another unit of a known column's times gives the rate; else "". */
+function unitHint(column: string, rateHz: number, wantedHz: number): string {
+  const unitS = SECONDS[column]!;
+  const found = Object.entries(UNITS).find(([, otherS]) => {
+    const rate = (rateHz * unitS) / otherS;
+    return otherS !== unitS && rate >= wantedHz / FAR_BELOW && rate <= wantedHz * FAR_BELOW;
+  });
+  if (found === undefined) return "";
+  return CSV.unit(found[0], Object.keys(SECONDS).find((known) => SECONDS[known] === found[1]) ?? null);
 }
 
 function wordsOf({ size, rateHz, isShared }: Packets): string {

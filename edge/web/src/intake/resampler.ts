@@ -11,6 +11,7 @@ import { InputError } from "../errors.ts";
 const ZERO_CROSSINGS = 8; // kernel half-length: -60 dB with the window below
 const KAISER_BETA = 6.0;
 const MOST_SAMPLES = 2 ** 52;
+const LEAST_MEASURED = 0.5; // of the samples that a sensor's own rate measures
 const PASSBAND = 0.9; // share of the lower Nyquist frequency that is kept
 
 /** What the intake discarded, and why. */
@@ -25,6 +26,8 @@ export interface IntakeCounters {
   setBack: number;
   /** Resampled values for which another sensor was silent too long. */
   unmatched: number;
+  /** Windows left out because too few of their samples had a reading. */
+  interpolated: number;
 }
 
 /** A clock that was set back: the latest time before, and the first after. */
@@ -37,6 +40,8 @@ export interface StepBack {
 export interface GridSamples {
   readonly index: number[];
   readonly rows: Float64Array[];
+  /** Whether a reading was taken within half a step of the grid. */
+  readonly measured: boolean[];
   /** Where a clock was set back before the first of them. */
   readonly after: StepBack | null;
 }
@@ -47,7 +52,7 @@ interface Reading {
 }
 
 function nothing(after: StepBack | null): GridSamples {
-  return { index: [], rows: [], after };
+  return { index: [], rows: [], measured: [], after };
 }
 
 /** The modified Bessel function of the first kind, order 0, by its power series. */
@@ -81,11 +86,13 @@ function lowerBound(values: readonly number[], value: number): number {
  * at 0.9 of the lower Nyquist frequency and Δ_i half the time between the neighbours.
  */
 export class Resampler {
-  readonly counters: IntakeCounters = { notFinite: 0, notForward: 0, gaps: 0, setBack: 0, unmatched: 0 };
+  readonly counters: IntakeCounters = { notFinite: 0, notForward: 0, gaps: 0, setBack: 0, unmatched: 0, interpolated: 0 };
   readonly #rate: number;
   readonly #cutoffHz: number;
   readonly #reachS: number;
   readonly #maxGapS: number;
+  /** Part of a window's samples that need a reading, or it is made up rather than measured. */
+  readonly leastMeasured: number;
   #times: number[] = [];
   #rows: Float64Array[] = [];
   /** A reading far back, until the next one tells a slip from a clock that was set back. */
@@ -104,6 +111,7 @@ export class Resampler {
     this.#rate = outRateHz;
     this.#cutoffHz = (PASSBAND * Math.min(inRateHz, outRateHz)) / 2;
     this.#reachS = ZERO_CROSSINGS / (2 * this.#cutoffHz);
+    this.leastMeasured = LEAST_MEASURED * Math.min(1, inRateHz / outRateHz);
     this.#maxGapS = Math.max(maxGapS, 4 / inRateHz);
   }
 
@@ -218,8 +226,10 @@ export class Resampler {
     const horizon = final ? times.at(-1)! : times.at(-2)! - this.#reachS;
     const last = Math.floor(horizon * this.#rate + 1e-9);
     if (last < this.#next) return;
+    const near = new Set(times.map((time) => Math.floor(time * this.#rate + 0.5)));
     for (let k = this.#next; k <= last; k++) {
       out.index.push(k);
+      out.measured.push(near.has(k));
       out.rows.push(this.#interpolate(k / this.#rate));
     }
     this.#next = last + 1;

@@ -4,7 +4,7 @@
  * Each stream is low-passed and resampled in one pass by a windowed-sinc kernel evaluated at the true
  * time stamps. Every stream's output lies on the same grid of absolute times k / rate, which joins
  * them. A window leaves as soon as its last sample is known; a gap in any stream starts windows anew,
- * and so does a clock that is set back.
+ * and so does a clock that is set back. One that would be mostly interpolated is left out.
  */
 
 import type { Preprocessing } from "../bundle/manifest.ts";
@@ -25,6 +25,13 @@ export interface Window {
   readonly label: number;
 }
 
+/** Channels of all sensors at one place of the grid, and which of them had a reading there. */
+interface Sample {
+  readonly index: number;
+  readonly row: Float64Array;
+  readonly measured: readonly boolean[];
+}
+
 interface Stream {
   readonly resampler: Resampler;
   blocks: GridSamples[];
@@ -43,8 +50,7 @@ export class SensorIntake {
   /** Those since readings came in, which may tell of times before or after a step back. */
   #newMarks = 0;
   #setBack = 0;
-  #start: number | null = null;
-  #rows: Float64Array[] = [];
+  #samples: Sample[] = [];
 
   /** `sensors`: nominal rate in Hz of each sensor, in the order of the bundle's channels. */
   constructor(preprocessing: Preprocessing, sensors: ReadonlyMap<string, number>) {
@@ -100,7 +106,7 @@ export class SensorIntake {
     const { counters } = stream.resampler;
     for (const block of stream.blocks) counters.unmatched += block.index.length;
     stream.blocks = [];
-    this.#start = null;
+    this.#samples = [];
     // Of several sensors on one clock, the first to be set back moves the marks for all.
     if (counters.setBack > this.#setBack) {
       this.#setBack += 1;
@@ -127,50 +133,56 @@ export class SensorIntake {
   }
 
   #windows(): Window[] {
-    const { index, rows } = this.#join();
+    const samples = this.#join();
     const windows: Window[] = [];
     // A jump in the grid means a gap in some stream: the window begun before it is dropped.
     let from = 0;
-    for (let k = 1; k <= index.length; k++) {
-      if (k < index.length && index[k]! - index[k - 1]! === 1) continue;
-      windows.push(...this.#extend(index[from]!, rows.slice(from, k)));
+    for (let k = 1; k <= samples.length; k++) {
+      if (k < samples.length && samples[k]!.index - samples[k - 1]!.index === 1) continue;
+      windows.push(...this.#extend(samples.slice(from, k)));
       from = k;
     }
     return windows;
   }
 
-  #join(): GridSamples {
+  #join(): Sample[] {
     const streams = [...this.#streams.values()];
-    if (!streams.every((stream) => stream.blocks.length > 0)) return { index: [], rows: [], after: null };
+    if (!streams.every((stream) => stream.blocks.length > 0)) return [];
     const horizon = Math.min(...streams.map((stream) => stream.blocks.at(-1)!.index.at(-1)!));
     const [first, ...others] = streams.map((stream) => takeUpTo(stream, horizon));
-    const out: GridSamples = { index: [], rows: [], after: null };
-    for (const [k, row] of first!) {
-      const all = [row, ...others.map((other) => other.get(k))];
-      if (!all.every((part) => part !== undefined)) continue;
-      out.index.push(k);
-      out.rows.push(Float64Array.from(all.flatMap((part) => [...part])));
-    }
-    return out;
+    return [...first!].flatMap(([index, own]) => {
+      const all = [own, ...others.map((other) => other.get(index))].filter((one) => one !== undefined);
+      if (all.length < streams.length) return [];
+      const row = Float64Array.from(all.flatMap((one) => [...one.row]));
+      return [{ index, row, measured: all.flatMap((one) => one.measured) }];
+    });
   }
 
-  #extend(first: number, rows: Float64Array[]): Window[] {
-    const width = rows[0]!.length;
+  #extend(samples: Sample[]): Window[] {
+    const width = samples[0]!.row.length;
     if (width !== this.#channels) {
       throw new InputError(`sensor intake: expected ${this.#channels} channels in all, got ${width}`);
     }
-    if (this.#start === null || first !== this.#start + this.#rows.length) {
-      [this.#start, this.#rows] = [first, rows];
-    } else {
-      this.#rows.push(...rows);
-    }
+    const last = this.#samples.at(-1)?.index;
+    if (last !== undefined && samples[0]!.index === last + 1) this.#samples.push(...samples);
+    else this.#samples = samples;
     const windows: Window[] = [];
-    while (this.#rows.length >= this.#window) {
-      windows.push(this.#cut(this.#rows.slice(0, this.#window), this.#start));
-      this.#rows = this.#rows.slice(this.#hop);
-      this.#start += this.#hop;
+    while (this.#samples.length >= this.#window) {
+      const window = this.#samples.slice(0, this.#window);
+      if (this.#isMeasured(window)) windows.push(this.#cut(window.map(({ row }) => row), window[0]!.index));
+      this.#samples = this.#samples.slice(this.#hop);
     }
     return windows;
+  }
+
+  /** Whether each sensor has enough readings in a window; counts what one has not. */
+  #isMeasured(window: readonly Sample[]): boolean {
+    const lacking = [...this.#streams.values()].filter(({ resampler }, at) => {
+      const count = window.filter(({ measured }) => measured[at]).length;
+      return count < resampler.leastMeasured * this.#window;
+    });
+    for (const { resampler } of lacking) resampler.counters.interpolated += 1;
+    return lacking.length === 0;
   }
 
   #cut(rows: readonly Float64Array[], start: number): Window {
@@ -194,15 +206,17 @@ export class SensorIntake {
 }
 
 /** Takes out of a stream what lies on the grid up to `horizon`. */
-function takeUpTo(stream: Stream, horizon: number): Map<number, Float64Array> {
-  const taken = new Map<number, Float64Array>();
-  const later: GridSamples = { index: [], rows: [], after: null };
+function takeUpTo(stream: Stream, horizon: number): Map<number, Sample> {
+  const taken = new Map<number, Sample>();
+  const later: GridSamples = { index: [], rows: [], measured: [], after: null };
   for (const block of stream.blocks) {
-    block.index.forEach((k, at) => {
-      if (k <= horizon) taken.set(k, block.rows[at]!);
+    block.index.forEach((index, at) => {
+      const [row, measured] = [block.rows[at]!, block.measured[at]!];
+      if (index <= horizon) taken.set(index, { index, row, measured: [measured] });
       else {
-        later.index.push(k);
-        later.rows.push(block.rows[at]!);
+        later.index.push(index);
+        later.rows.push(row);
+        later.measured.push(measured);
       }
     });
   }

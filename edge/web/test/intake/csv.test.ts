@@ -67,7 +67,8 @@ test("a column of times that is lacking, unknown or doubtful is told with what t
   assert.deepEqual(await hints(samples("time_s", 0.05)), []);
   assert.match((await hints("ax,ay,gx\n" + "1,2,3\n".repeat(40))).join(), /no column time_s or time_ms, .* 20 readings a second.*add such a column/);
   assert.match((await hints(samples("Timestamp", 0.05))).join(), /its column 'Timestamp' was passed over.*name it time_s for seconds/);
-  assert.match((await hints(samples("time_s", 0.5))).join(), /column 'time_s' says 2 readings a second, the model takes 20: seconds/);
+  await assert.rejects(hints(samples("time_ms", 0.05)), /got 200 in 0\.00995 s by 'time_ms'; if it holds seconds, rename it time_s$/);
+  await assert.rejects(hints(samples("time_s", 0.5)), /expected about 20 samples a second, at least a quarter, got 2 by its column 'time_s'; a sensor as slow/);
 });
 
 test("readings that share a time are spread, which is told, and too few of them refused with what helps", async () => {

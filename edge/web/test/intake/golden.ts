@@ -14,6 +14,7 @@ export interface Sensor {
   readonly gap: readonly [number, number] | null;
   readonly broken: readonly number[];
   readonly backwards: readonly number[];
+  readonly thin: readonly [number, number] | null;
   readonly set_back: readonly [number, number] | null;
 }
 
@@ -70,6 +71,7 @@ export function readings(spec: Sensor): { times: number[]; rows: Float64Array[] 
   const [times, rows]: [number[], Float64Array[]] = [[], []];
   for (let i = 0; i < spec.count; i++) {
     const late = spec.gap !== null && i >= spec.gap[0] ? spec.gap[1] : 0;
+    if (spec.thin !== null && i >= spec.thin[0] && i < spec.thin[1] && i % 3 !== 0) continue;
     const back = spec.set_back !== null && i >= spec.set_back[0] ? spec.set_back[1] : 0;
     const time = spec.start_s + late + i / spec.rate_hz + ((i * 37) % 11) * spec.jitter * 1e-5 - back;
     times.push(spec.backwards.includes(i) ? time - 1 : time);

@@ -31,8 +31,8 @@ for (const golden of GOLDEN.streams) {
       assert.ok(difference(one.x, expected) <= 1e-6, `window ${k} differs by ${difference(one.x, expected)}`);
     });
     for (const [name, expected] of Object.entries(golden.counters)) {
-      const { notFinite, notForward, gaps, setBack, unmatched } = intake.counters.get(name)!;
-      assert.deepEqual([notFinite, notForward, gaps, setBack, unmatched], expected);
+      const { notFinite, notForward, gaps, setBack, unmatched, interpolated } = intake.counters.get(name)!;
+      assert.deepEqual([notFinite, notForward, gaps, setBack, unmatched, interpolated], expected);
     }
   });
 }
