@@ -28,8 +28,8 @@ from protofleet import __version__
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.coordinator.events import (
+    CoordinatorEvent,
     DeviceRefused,
-    Report,
     RoundClosed,
     TaskRefused,
     UpdateRejected,
@@ -255,7 +255,7 @@ def _federate(config: FederationConfig, case: SweepCase, folder: Path) -> None:
     """Raise ProtofleetError unless both devices' updates count in every round."""
     failures: list[ProtofleetError] = []
 
-    def watch(report: Report) -> None:
+    def watch(report: CoordinatorEvent) -> None:
         if isinstance(report, DeviceRefused | TaskRefused | UpdateRejected):
             failures.append(UnavailableError(f"{report.device_id}: {report.reason}"))
         if isinstance(report, RoundClosed) and report.participants < len(_BACKENDS):

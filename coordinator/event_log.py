@@ -31,7 +31,7 @@ class EventLog:
         self._path, self._former = folder / EVENTS, folder / FORMER_EVENTS
         self._sink = sink
 
-    def __call__(self, report: events.Report) -> None:
+    def __call__(self, report: events.CoordinatorEvent) -> None:
         """Append one event, and pass it on."""
         line = events.to_line(report, round(time.time(), 3)) + "\n"
         with suppress(OSError):

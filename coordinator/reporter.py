@@ -226,9 +226,10 @@ class Reporter:
         """Whether to announce the federation to a refused device this time."""
         return self._answers.passes("announced", (device_id, error.rule))
 
-    def _tell(self, report: events.Report, thing: Hashable = None, *, cost: int = 1) -> bool:
-        kind = str(type(report).__struct_config__.tag)
-        passes = self._throttle.passes(kind, thing, cost=cost)
+    def _tell(
+        self, event: events.CoordinatorEvent, thing: Hashable = None, *, cost: int = 1
+    ) -> bool:
+        passes = self._throttle.passes(event.name, thing, cost=cost)
         if passes:
-            self._sink(report)
+            self._sink(event)
         return passes

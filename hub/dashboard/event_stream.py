@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from protofleet.coordinator import events
 from protofleet.coordinator.event_log import EVENTS, FORMER_EVENTS, MAX_BYTES
+from protofleet.coordinator.events import from_line
 from protofleet.hub.dashboard.records import LoggedEvent
 
 KEPT = 2000
@@ -16,7 +17,14 @@ _ROUNDS_KEPT = 64
 _LOGS_KEPT = 256
 _MOST_BYTES = 2 * MAX_BYTES
 """Read at once: all of a file."""
-_AGAINST = ("device_refused", "update_rejected", "task_refused")
+
+
+class _Head(msgspec.Struct):
+    event: str
+    time_s: float
+
+
+_head = msgspec.json.Decoder(_Head).decode
 
 
 class EventStream:
@@ -46,7 +54,7 @@ class EventStream:
         self.logs: dict[str, LoggedEvent] = {}
         self.rounds = 0
         self.counts: Counter[str] = Counter()
-        self.waiting: LoggedEvent | None = None
+        self.waiting: events.Waiting | None = None
         self._deadline_s = 0.0
 
     def read(self) -> bool:
@@ -75,48 +83,41 @@ class EventStream:
 
     def _take(self, line: bytes) -> None:
         try:
-            fields = msgspec.json.decode(line, type=dict[str, Any])
-            event = LoggedEvent(
-                event=str(fields.pop("event")), time_s=float(fields.pop("time_s")), fields=fields
-            )
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError, TypeError):
+            head = _head(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return  # half a line of a disk that was full
+        said = from_line(line)
+        event = LoggedEvent(event=head.event, time_s=head.time_s, said=said)
         self.events.append(event)
-        kind = event.event
-        self._count(event)
-        if kind in ("started", "rounds_raised"):
-            self.rounds = int(fields.get("rounds", 0))
-        elif kind in ("round_opened", "round_extended"):
-            self._deadline_s = float(fields.get("deadline_s", self._deadline_s))
-            self.deadlines = {int(fields["round_id"]): event.time_s + self._deadline_s}
-            self.waiting = None
-        elif kind == "waiting":
-            self.waiting = event
-        elif kind == "update_received":
-            self._note_update(event)
-        elif kind == "device_log":
-            self._note_log(event)
-        elif kind in _AGAINST:
-            self.against[event.device_id] = (
-                str(fields.get("rule", "")),
-                str(fields.get("reason", "")),
-            )
-
-    def _count(self, event: LoggedEvent) -> None:
-        if event.event == "withheld":
-            self.counts[str(event.fields.get("kind"))] += int(event.fields.get("count", 0))
+        if isinstance(said, events.Withheld):
+            self.counts[said.kind] += said.count
         else:
             self.counts[event.event] += 1
+        match said:
+            case events.Started() | events.RoundsRaised():
+                self.rounds = said.rounds
+            case events.RoundOpened() | events.RoundExtended():
+                if isinstance(said, events.RoundOpened):
+                    self._deadline_s = said.deadline_s
+                self.deadlines = {said.round_id: event.time_s + self._deadline_s}
+                self.waiting = None
+            case events.Waiting():
+                self.waiting = said
+            case events.UpdateReceived():
+                self._note_update(said, event.time_s)
+            case events.DeviceLog():
+                self._note_log(said.device_id, event)
+            case events.Refusal():
+                self.against[said.device_id] = (said.rule, said.reason)
 
-    def _note_update(self, event: LoggedEvent) -> None:
-        round_id = int(event.fields.get("round_id", 0))
-        self.update_times.setdefault(round_id, {})[event.device_id] = event.time_s
-        self.against.pop(event.device_id, None)
+    def _note_update(self, update: events.UpdateReceived, time_s: float) -> None:
+        self.update_times.setdefault(update.round_id, {})[update.device_id] = time_s
+        self.against.pop(update.device_id, None)
         while len(self.update_times) > _ROUNDS_KEPT:
             del self.update_times[min(self.update_times)]
 
-    def _note_log(self, event: LoggedEvent) -> None:
-        self.logs.pop(event.device_id, None)
-        self.logs[event.device_id] = event
+    def _note_log(self, device_id: str, event: LoggedEvent) -> None:
+        self.logs.pop(device_id, None)
+        self.logs[device_id] = event
         while len(self.logs) > _LOGS_KEPT:
             del self.logs[next(iter(self.logs))]

@@ -96,7 +96,6 @@ class RunReader:
         ledger, stream = self._ledger, self._stream
         rounds = max(self._rounds, stream.rounds, ledger.order.rounds)
         waiting = stream.waiting
-        counts = {} if waiting is None else waiting.fields
         return RunSnapshot(
             key=self._key,
             name=ledger.identity.get("federation", self._name) or self._folder.name,
@@ -109,8 +108,8 @@ class RunReader:
             rounds=rounds,
             committed=tuple(ledger.committed),
             current=self._current(),
-            needed=counts.get("needed"),
-            live=counts.get("live"),
+            needed=None if waiting is None else waiting.needed,
+            live=None if waiting is None else waiting.live,
             devices=self._merged(),
             events=tuple(stream.events),
             event_counts=dict(stream.counts),

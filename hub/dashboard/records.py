@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Self
 
 import msgspec
 
+from protofleet.coordinator.events import CoordinatorEvent
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice
 from protofleet.federation.records import RoundRecord
-from protofleet.printable import printable
 from protofleet.tensors import TaskName
 
 
@@ -89,25 +89,32 @@ class CurrentRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the event stream; ``fields`` as in docs/coordinator.md, untrusted texts in it."""
+    """One line of the event stream.
+
+    Attributes:
+        time_s: Unix seconds.
+        event: the name of its kind.
+        said: what it says; None: of a kind that only another version knows.
+    """
 
     time_s: float
     event: str
-    fields: Mapping[str, Any]
+    said: CoordinatorEvent | None = None
+
+    @classmethod
+    def of(cls, said: CoordinatorEvent, time_s: float) -> Self:
+        """An event as it was logged at that time."""
+        return cls(time_s=time_s, event=said.name, said=said)
 
     @property
     def device_id(self) -> str:
         """Whom it is about; empty: no device."""
-        return str(self.fields.get("device_id", ""))
+        return str(getattr(self.said, "device_id", ""))
 
     @property
     def text(self) -> str:
-        """What there is to say beyond its kind and device; safe to show."""
-        found = self.fields
-        said = found.get("reason") or ", ".join(map(str, found.get("conditions") or ()))
-        round_id = found.get("round_id")
-        parts = [f"round {round_id}" if round_id else "", str(found.get("rule", "")), str(said)]
-        return printable(": ".join(part for part in parts if part))[:300]
+        """Its sentence, safe to show."""
+        return "" if self.said is None else self.said.text[:300]
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):

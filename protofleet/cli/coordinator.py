@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from protofleet.coordinator.backup import BackupList
-    from protofleet.coordinator.events import Report, Sink
+    from protofleet.coordinator.events import CoordinatorEvent, Sink
     from protofleet.coordinator.run import Serving, Succession
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
@@ -365,8 +365,8 @@ def _json_sink(federation: str) -> Sink:
     """Prints events as JSON; with the federation's name, unless that is empty."""
     from protofleet.coordinator.events import to_line
 
-    def sink(report: Report) -> None:
-        click.echo(to_line(report, round(time.time(), 3), federation))
+    def sink(event: CoordinatorEvent) -> None:
+        click.echo(to_line(event, round(time.time(), 3), federation))
 
     return sink
 
@@ -374,21 +374,17 @@ def _json_sink(federation: str) -> Sink:
 def _log_sink(federation: str, also: Callable[[str], Sink] | None = None) -> Sink:
     """Tells events to the log, and to ``also``; with the federation's name, unless it is empty."""
     import msgspec
-    from rich.text import Text
 
-    from protofleet.coordinator.console import to_text
-    from protofleet.coordinator.events import level_of
     from protofleet.log_lines import log_event
 
     named = {"federation": federation} if federation else {}
     beside = None if also is None else also(federation)
 
-    def sink(report: Report) -> None:
+    def sink(event: CoordinatorEvent) -> None:
         if beside is not None:
-            beside(report)
-        fields = {**msgspec.to_builtins(report), **named}
-        event, text = fields.pop("event"), Text.from_markup(to_text(report)).plain
-        log_event(_log, event, fields, text, level=level_of(report))
+            beside(event)
+        fields = {**msgspec.to_builtins(event), **named}
+        log_event(_log, fields.pop("event"), fields, event.text, level=event.level)
 
     return sink
 
@@ -408,10 +404,10 @@ def _live_sink(config: FederationConfig, folder: Path) -> Iterator[Sink]:
     tell = _text_sink("", console, routine=verbosity() > 0)
     with LiveFleet(console, folder, config.rounds) as fleet:
 
-        def sink(report: Report) -> None:
-            if isinstance(report, Started):
+        def sink(event: CoordinatorEvent) -> None:
+            if isinstance(event, Started):
                 fleet.begin()
-            tell(report)
+            tell(event)
 
         yield sink
 
@@ -423,7 +419,6 @@ def _text_sink(federation: str, console: Console | None = None, *, routine: bool
     """
     from rich.console import Console
 
-    from protofleet.coordinator.console import is_routine, to_text
     from protofleet.coordinator.events import to_line
 
     console = console or Console(highlight=False, soft_wrap=True, emoji=False)
@@ -431,13 +426,13 @@ def _text_sink(federation: str, console: Console | None = None, *, routine: bool
     routine = routine and chosen >= 0
     named = f"[bold]{federation}[/bold]: " if federation else ""
 
-    def sink(report: Report) -> None:
-        if not routine and is_routine(report):
+    def sink(event: CoordinatorEvent) -> None:
+        if not routine and event.routine:
             return
         stamp = time.strftime("%H:%M:%S")
-        console.print(f"[dim]{stamp}[/dim] {named}{to_text(report)}")
+        console.print(f"[dim]{stamp}[/dim] {named}{event.sentence}")
         if chosen > 0:
-            line = to_line(report, round(time.time(), 3), federation)
+            line = to_line(event, round(time.time(), 3), federation)
             console.print(line, style="dim", markup=False)
 
     return sink

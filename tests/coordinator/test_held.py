@@ -8,7 +8,6 @@ from fake_endpoint import CONNECTED, Arrival
 from packed import pack_update
 
 from protofleet.coordinator import events
-from protofleet.coordinator.console import to_text
 from protofleet.coordinator.status import read_status
 from protofleet.federation.records import Costs
 from protofleet.federation.schedule import RoundPhase
@@ -30,7 +29,7 @@ def test_a_held_device_is_told_of_and_not_invited_until_nothing_holds_it(open_fe
     (told,) = fed.told(events.DeviceHeld, "device_id", "conditions", "live")
     assert told == ("b", ("charging", "network"), 1)
     (event,) = [one for one in fed.events if isinstance(one, events.DeviceHeld)]
-    assert to_text(event) == "b is there and may not take part: charging, network (1 live)"
+    assert event.text == "b is there and may not take part: charging, network (1 live)"
     (hold,) = read_status(fed.plan.config).held
     assert (hold.device_id, hold.conditions) == ("b", ("charging", "network"))
     fed.play(CONNECTED, fed.online("a"), fed.online("b", held=("idle",)), fed.online("b"))

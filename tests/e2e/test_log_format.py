@@ -51,7 +51,7 @@ def test_the_reason_of_an_early_end_is_a_line_too(make_federation, tmp_path, key
     federation.write(rounds=2)
     federation.trust.unlink()
     device = federation.start_device("device0", **{"log-format": "json"})
-    assert device.finish() == 1
+    assert device.finish() == 2
     (line,) = map(json.loads, device.log.splitlines())
     assert (line["event"], line["level"]) == ("ended", "critical")
     assert "key.pem" in line["message"]
@@ -81,6 +81,6 @@ def test_the_log_of_a_round_that_failed_comes_only_from_the_device_that_may_send
     kept = json.loads(stream[stream.index('{"event":"device_log"') :].splitlines()[0])
     assert kept == {**told[0], "time_s": kept["time_s"]}  # each stream looks at the clock itself
     shown = RunReader("home", federation.run_dir).read().logs
-    assert [(name, log.fields["lines"]) for name, log in shown.items()] == [
+    assert [(name, list(log.said.lines)) for name, log in shown.items()] == [
         ("device1", told[0]["lines"])
     ]

@@ -14,7 +14,6 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.cli.report import report
 from protofleet.coordinator import events
-from protofleet.coordinator.console import to_text
 from protofleet.coordinator.ledger import Ledger
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions
@@ -102,7 +101,7 @@ def test_a_private_federation_survives_a_kill_and_tells_what_it_spent(config, dy
     assert spent == [epsilon_of(1.0, rounds, 0.01) for rounds in (1, 2, 3)]
     assert run.privacy.participations == 3
     assert not run.privacy.repeatable
-    assert f"ε = {spent[2]:.3g} at δ = 0.01" in to_text(_closed(federation)[-1])
+    assert f"ε = {spent[2]:.3g} at δ = 0.01" in _closed(federation)[-1].text
 
     assert run.switched_off == "scores, losses and costs, and numbers of examples"
     assert [one.scores.personalisation for one in run.rounds] == [None] * 3

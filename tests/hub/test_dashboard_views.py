@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.coordinator.sightings import Sightings
@@ -122,8 +123,8 @@ def test_what_devices_write_is_shown_as_text(tmp_path):
     with Ledger(folder, _IDENTITY):
         pass
     bad = "<script>alert(1)</script>\x1b[2J"
-    line = {"event": "update_rejected", "time_s": 1.0, "device_id": "d", "rule": "r", "reason": bad}
-    (folder / "events.jsonl").write_bytes(msgspec.json.encode(line) + b"\nhalf a li")
+    event = events.UpdateRejected(round_id=1, device_id="d", rule="r", reason=bad)
+    (folder / "events.jsonl").write_text(f"{events.to_line(event, 1.0)}\nhalf a li")
     text = _client(folder, tmp_path).get("/home/now").text
     assert "&lt;script&gt;alert(1)" in text
     assert "<script>alert" not in text
@@ -186,10 +187,9 @@ def _run(**fields):
         (
             {
                 "events": (
-                    LoggedEvent(
-                        time_s=99.0,
-                        event="update_rejected",
-                        fields={"device_id": "a", "rule": "norm"},
+                    LoggedEvent.of(
+                        events.UpdateRejected(round_id=1, device_id="a", rule="norm", reason="x"),
+                        99.0,
                     ),
                 )
             },
@@ -198,7 +198,7 @@ def _run(**fields):
         (
             {
                 "served": True,
-                "events": (LoggedEvent(time_s=9.0, event="disconnected", fields={}),),
+                "events": (LoggedEvent.of(events.BrokerDisconnected(reason="gone"), 9.0),),
             },
             "no connection to the broker",
         ),
@@ -227,9 +227,8 @@ def test_alerts_of_one_level_are_no_landmarks_of_one_name(tmp_path):
 def test_a_run_that_goes_well_has_no_alert():
     devices = {"a": DeviceView(device_id="a", state="online")}
     committed = [_round(number, 1 / (1 + number)) for number in range(5)]
-    held = LoggedEvent(
-        time_s=0.9, event="task_refused", fields={"device_id": "a", "rule": "policy"}
-    )
+    refusal = events.TaskRefused(round_id=1, device_id="a", rule="policy", reason="night")
+    held = LoggedEvent.of(refusal, 0.9)
     run = _run(devices=devices, committed=committed, disk_bytes=0, events=(held,))
     assert alerts_of(run, now_s=1.0) == ()
 

@@ -95,8 +95,8 @@ class Federation:
 
     config: FederationConfig
     data: Mapping[str, LocalData]
-    crash: Callable[[events.Report], bool] | None = None
-    reports: list[events.Report] = field(default_factory=list)
+    crash: Callable[[events.CoordinatorEvent], bool] | None = None
+    reports: list[events.CoordinatorEvent] = field(default_factory=list)
     devices: dict[str, Device] = field(default_factory=dict)
     coordinator: Thread | None = None
 
@@ -129,7 +129,9 @@ class Federation:
     def store(self, name: str) -> Path:
         return self.config.run_dir.with_name(f"store-{name}")
 
-    def wait_for(self, found: Callable[[events.Report], bool], timeout_s: float = 60) -> None:
+    def wait_for(
+        self, found: Callable[[events.CoordinatorEvent], bool], timeout_s: float = 60
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while not any(found(report) for report in list(self.reports)):
             if self.coordinator.ended:
@@ -148,7 +150,7 @@ class Federation:
         with open_service(self.config, self._take) as service:
             service.run()
 
-    def _take(self, report: events.Report) -> None:
+    def _take(self, report: events.CoordinatorEvent) -> None:
         self.reports.append(report)
         if self.crash is not None and self.crash(report):
             self.crash = None

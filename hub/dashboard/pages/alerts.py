@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from protofleet.coordinator import events
 from protofleet.coordinator.expiry import endings
 from protofleet.errors import ProtofleetError
 from protofleet.hub.dashboard.pages import PageRequest
-from protofleet.hub.dashboard.records import LoggedEvent, RunSnapshot
+from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
+from protofleet.printable import printable
 from protofleet.units import byte_text, clock_text
 
 _SHOWN = 20
@@ -20,7 +22,6 @@ _DISK_SHARE, _DISK_BYTES = 0.05, 1e9
 _RISE = 1.1
 """Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
 _LOOKED_BACK = 3
-_REFUSALS = ("device_refused", "update_rejected", "task_refused")
 _OWNERS_RULE = "policy"
 """A device that its owner holds back refuses its task by it: nothing is wrong."""
 
@@ -126,17 +127,12 @@ def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
 
 
 def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
-    recent = [one for one in run.events if one.time_s > now_s - _HOUR_S]
-    refused = Counter(str(one.fields.get("rule", "")) for one in recent if one.event in _REFUSALS)
-    refused.pop(_OWNERS_RULE, None)
-    for rule, count in refused.most_common(8):
-        names = list(
-            dict.fromkeys(
-                one.device_id
-                for one in recent
-                if one.event in _REFUSALS and one.fields.get("rule") == rule
-            )
-        )
+    recent = [one.said for one in run.events if one.time_s > now_s - _HOUR_S]
+    refusals = [one for one in recent if isinstance(one, events.Refusal)]
+    counts = Counter(one.rule for one in refusals)
+    counts.pop(_OWNERS_RULE, None)
+    for rule, count in counts.most_common(8):
+        names = list(dict.fromkeys(one.device_id for one in refusals if one.rule == rule))
         yield Alert(
             level="warning",
             what=f"refused in the last hour by the rule '{rule}': {count}",
@@ -144,23 +140,25 @@ def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
             devices=tuple(names[:_SHOWN]),
             more=max(0, len(names) - _SHOWN),
         )
-    if any(one.event == "another_coordinator" for one in recent):
+    if any(isinstance(one, events.AnotherCoordinator) for one in recent):
         yield Alert(
             level="problem",
             what="another coordinator announces this federation on the broker",
             remedy="end one of the two",
         )
-    last = _last(run.events, "connected", "disconnected")
-    if run.served and last is not None and last.event == "disconnected":
+    yield from _of_broker(run)
+
+
+def _of_broker(run: RunSnapshot) -> Iterator[Alert]:
+    kinds = (events.BrokerConnected, events.BrokerDisconnected)
+    last = next((one for one in reversed(run.events) if isinstance(one.said, kinds)), None)
+    if run.served and last is not None and isinstance(last.said, events.BrokerDisconnected):
         yield Alert(
             level="problem",
-            what=f"no connection to the broker since {clock_text(last.time_s)}: {last.text}",
+            what=f"no connection to the broker since {clock_text(last.time_s)}: "
+            f"{printable(last.said.reason)}",
             remedy="the coordinator tries again by itself; look after the broker",
         )
-
-
-def _last(events: tuple[LoggedEvent, ...], *kinds: str) -> LoggedEvent | None:
-    return next((one for one in reversed(events) if one.event in kinds), None)
 
 
 def _of_losses(run: RunSnapshot) -> Iterator[Alert]:

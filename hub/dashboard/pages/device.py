@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from protofleet.coordinator.events import DeviceLog
 from protofleet.hub.dashboard.details import DeviceHistory, DeviceRound, read_device
 from protofleet.hub.dashboard.pages import PageRequest, chart
 from protofleet.hub.dashboard.pages.now import doing
@@ -108,12 +109,10 @@ def view(asked: PageRequest) -> DevicePageView:
 
 
 def _log(event: LoggedEvent | None) -> DeviceLogView | None:
-    if event is None:
+    if event is None or not isinstance(event.said, DeviceLog):
         return None
-    found = list(event.fields.get("lines", ()))[-_LOG_LINES:]
-    lines = [printable(str(line))[:_LINE_CHARS] for line in found]
-    round_id = int(event.fields.get("round_id", 0))
-    return DeviceLogView(time_s=event.time_s, round_id=round_id, text="\n".join(lines))
+    lines = [printable(line)[:_LINE_CHARS] for line in event.said.lines[-_LOG_LINES:]]
+    return DeviceLogView(time_s=event.time_s, round_id=event.said.round_id, text="\n".join(lines))
 
 
 def _scaled(scaled: Callable[[float], float], value: float | None) -> float | None:

@@ -4,15 +4,45 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from rich.text import Text
 
 from protofleet.coordinator import events
-from protofleet.coordinator.console import to_text
 from protofleet.federation.records import Metrics, Scores, Spread
 
 
-def _plain(event):
-    return Text.from_markup(to_text(event)).plain
+def test_every_event_has_a_sentence_and_comes_back_from_its_line():
+    """Made of placeholders; a kind without a sentence raises here."""
+    for kind in events.KINDS:
+        event = msgspec.convert({"event": kind.__struct_config__.tag, **_placeholders(kind)}, kind)
+        assert event.text, kind
+        assert event.text.isprintable()
+        assert events.from_line(events.to_line(event, 1.5).encode()) == event
+
+
+def _placeholders(kind):
+    made = {
+        "claim": "difference",
+        "scores": {},
+        "privacy": None,
+        "costs": None,
+        "trained": 1,
+        "loss": 0.5,
+    }
+    simple = {"int": 3, "float": 1.5, "str": "x", "bool": True}
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        name = getattr(field.type, "__name__", "")
+        if field.name in made:
+            found[field.encode_name] = made[field.name]
+        elif field.required:
+            found[field.encode_name] = simple.get(name, ["x"])
+    return found
+
+
+def test_a_line_of_another_version_is_no_event():
+    assert events.from_line(b'{"event":"of_the_future","time_s":1.5}') is None
+    assert events.from_line(b'{"event":"waiting","time_s":1.5,"round') is None
 
 
 def test_a_closed_round_is_one_line_with_its_scores():
@@ -25,7 +55,7 @@ def test_a_closed_round_is_one_line_with_its_scores():
         bytes_down=900,
         scores=Scores(personalisation=metrics, more={"after_fit": metrics}, global_=metrics),
     )
-    assert _plain(closed) == (
+    assert closed.text == (
         "round 3 committed in 1.25 s: 4 updates, 1.5 MB up, 900 B down; macro-F1: "
         "personalisation 0.5000, global 0.5000, after_fit 0.5000"
     )
@@ -33,7 +63,7 @@ def test_a_closed_round_is_one_line_with_its_scores():
 
 def test_what_devices_send_is_text_and_no_markup():
     refused = events.DeviceRefused(device_id="a", rule="bundle", reason="[bold]x[/bold]")
-    assert _plain(refused) == "refused a (bundle): [bold]x[/bold]"
+    assert refused.text == "refused a (bundle): [bold]x[/bold]"
 
 
 def test_an_event_is_one_line_of_json_with_its_fields_in_order():
@@ -47,10 +77,10 @@ def test_a_line_has_the_first_score_of_the_task():
         rounds=2, result="r", scores=Scores(task="regression", personalisation=metrics)
     )
     end = "r; to look at it: protofleet report ."
-    assert _plain(finished) == f"finished after 2 rounds; best RMSE: personalisation 12.35; {end}"
+    assert finished.text == f"finished after 2 rounds; best RMSE: personalisation 12.35; {end}"
     undefined = Scores(task="multilabel", personalisation={})
     unscored = events.Finished(rounds=2, result="r", scores=undefined)
-    assert _plain(unscored) == f"finished after 2 rounds; {end}"
+    assert unscored.text == f"finished after 2 rounds; {end}"
 
 
 def _round_of(participants, trained):
@@ -63,7 +93,7 @@ def _round_of(participants, trained):
         scores=Scores(),
         trained=trained,
     )
-    return _plain(closed)
+    return closed.text
 
 
 def test_a_round_in_which_nobody_trained_is_no_progress_and_says_so():
@@ -74,9 +104,9 @@ def test_a_round_in_which_nobody_trained_is_no_progress_and_says_so():
     assert "3 updates, " in _round_of(3, 3)
     assert "3 updates, " in _round_of(3, None)
     all_idle = events.Finished(rounds=2, idle=2, result="r", scores=Scores())
-    assert "after 2 rounds, in none of which a device had training examples; " in _plain(all_idle)
+    assert "after 2 rounds, in none of which a device had training examples; " in all_idle.text
     one_idle = events.Finished(rounds=2, idle=1, result="r", scores=Scores())
-    assert "after 2 rounds, in 1 of which no device had training examples; " in _plain(one_idle)
+    assert "after 2 rounds, in 1 of which no device had training examples; " in one_idle.text
 
 
 _TRAP = "\x1b]0;pwned\x07[red]x[/red] :smile:\n12:00:00 finished \u202e"
@@ -85,7 +115,7 @@ _TRAP = "\x1b]0;pwned\x07[red]x[/red] :smile:\n12:00:00 finished \u202e"
 def test_text_from_the_wire_neither_styles_nor_commands_the_terminal():
     """A reason of a receipt gave the operator's terminal another title."""
     event = events.TaskRefused(round_id=1, device_id="a", rule="strategy", reason=_TRAP)
-    text = Text.from_markup(to_text(event), emoji=False)
+    text = Text.from_markup(event.sentence, emoji=False)
     assert text.spans == []
     assert text.plain.isprintable()
     assert "[red]x[/red] :smile:" in text.plain
@@ -96,4 +126,4 @@ def test_text_from_the_wire_neither_styles_nor_commands_the_terminal():
 
 def test_what_was_withheld_is_told():
     event = events.Withheld(kind="device_refused", count=812, seconds=60.0)
-    assert _plain(event) == "and 812 more of device_refused in the last 60 s"
+    assert event.text == "and 812 more of device_refused in the last 60 s"
