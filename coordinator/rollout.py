@@ -19,6 +19,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,9 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import BundleOffer, Presence
 
+FIRST_S, LONGEST_S = 60.0, 3600.0
+"""After so long without a step it is said what a roll-out waits for, and again at doubled times."""
+_NAMED = 5
 LOOK_S = 0.2
 """How often there may be something to do: a group's progress needs no more."""
 _OFFERS = 32
@@ -102,6 +106,9 @@ class Rollouts:
         self._delivered: dict[str, int] = {}
         self._losses: dict[str, tuple[float | None, float | None]] = {}
         self._due, self._ready = 0.0, False
+        self._step: object = None
+        self._since_s = self._tell_s = 0.0
+        self._interval_s = FIRST_S
         self.epoch = 0
         self._read()
 
@@ -216,7 +223,33 @@ class Rollouts:
         found = self._rollout
         if found is not None and found.state in ("running", "complete"):
             self._offer(found)
+        self._tell_wait(now)
         return before != (self.bundles, self.withdrawal)
+
+    def _tell_wait(self, now: float) -> None:
+        """Say what the roll-out waits for where nothing has happened for a while."""
+        found = self._rollout
+        step = found and (found, tuple(one.state for one in self._devices.values()))
+        if step != self._step:
+            self._step, self._since_s = step, now
+            self._interval_s, self._tell_s = FIRST_S, now + FIRST_S
+        if found is None or not found.under_way or found.state == "paused" or now < self._tell_s:
+            return
+        self._interval_s = min(2 * self._interval_s, LONGEST_S)
+        self._tell_s = now + self._interval_s
+        awaited = {
+            one.device_id: one.state for one in self._devices.values() if one.state in _PENDING
+        }
+        self._sink(
+            events.BundleAwaited(
+                bundle=found.target,
+                stage=STAGES[found.stage],
+                state=found.state,
+                awaited=dict(islice(awaited.items(), _NAMED)),
+                more=max(0, len(awaited) - _NAMED),
+                waited_s=round(now - self._since_s, 1),
+            )
+        )
 
     def _read(self) -> None:
         self._ready = False

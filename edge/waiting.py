@@ -18,6 +18,7 @@ LONGEST_S = 3600.0
 _LOOK = (
     "look at the coordinator's lines, and at what the broker passes on: protofleet doctor --broker"
 )
+_ENROLL = "protofleet device enroll INVITATION"
 _SHOWN = 5
 _NEVER = float("inf")
 _HOLDS = {
@@ -32,6 +33,10 @@ class AskingEndpoint(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the link is up."""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether no coordinator has signed that this device's grant is over."""
 
     def ask_for_federations(self) -> bool:
         """Ask which federations are announced on the broker."""
@@ -123,6 +128,11 @@ class WaitingLog:
         if known is None and self._keys:
             return (
                 f"an enrolment: federation '{name}' has keys, and this device none; {self._enrol}"
+            )
+        if not self._endpoint.in_force:
+            return (
+                f"an enrolment: this device's grant in federation '{name}' is no longer in force; "
+                f"ask for a new invitation, and: {_ENROLL}"
             )
         if known is None:
             return f"a coordinator of federation '{name}'; none has announced itself"

@@ -134,6 +134,11 @@ class DeviceEndpoint(Endpoint):
         return self._publish(message, self._device_id)
 
     @property
+    def in_force(self) -> bool:
+        """Whether no coordinator has signed that this device's grant is over."""
+        return self._protection.in_force
+
+    @property
     def overtakes(self) -> bool:
         """Whether the presence is due again, as that of a later start (``DeviceProtection``)."""
         return self._protection.overtakes

@@ -115,6 +115,11 @@ class Plain:
         return False
 
     @property
+    def in_force(self) -> bool:
+        """Whether no coordinator has signed that a device's grant is over."""
+        return True
+
+    @property
     def overtakes(self) -> bool:
         """Whether a device has to present itself, as a later start than it was."""
         return False
@@ -179,6 +184,12 @@ class DeviceProtection(_Keyed):
         self._answers = ""
         self._presences = 0
         self._start, self._overtakes = credentials.start, False
+        self._in_force = True
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the last announcement did not name its grant among those that are over."""
+        return self._in_force
 
     @property
     def overtakes(self) -> bool:
@@ -224,7 +235,8 @@ class DeviceProtection(_Keyed):
             self._own.note(handshake.sequence, trusted)
             self._announced, self._federation_key = handshake.sequence, trusted
         name = grant_name(self._own.grant)
-        if name in handshake.refused:
+        self._in_force = name not in handshake.refused
+        if not self._in_force:
             self._own.refused()
         self._overtake(handshake.starts.get(name, 0))
         return announcement

@@ -45,6 +45,7 @@ from protofleet.coordinator.events.rounds import (
     Waiting,
 )
 from protofleet.coordinator.events.run import (
+    BundleAwaited,
     BundleDevice,
     BundleRollout,
     BundleSwitched,
@@ -69,6 +70,7 @@ __all__ = [
     "BrokerConnected",
     "BrokerDisconnected",
     "BrokerHinders",
+    "BundleAwaited",
     "BundleDevice",
     "BundleRollout",
     "BundleSwitched",

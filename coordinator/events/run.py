@@ -10,7 +10,7 @@ from protofleet.coordinator.events.base import CoordinatorEvent
 from protofleet.coordinator.events.text import safe, scores_text
 from protofleet.federation.records import Scores
 from protofleet.printable import shell_word
-from protofleet.units import clock_text
+from protofleet.units import clock_text, duration_text
 
 
 class Started(CoordinatorEvent, frozen=True, kw_only=True, tag="started"):
@@ -105,6 +105,31 @@ class BundleRollout(CoordinatorEvent, frozen=True, kw_only=True, tag="bundle_rol
         state = self.state.replace("_", " ")
         why = f": {safe(self.reason)}" if self.reason else ""
         return f"bundle {self.bundle[:16]}: [bold]{state}[/bold], stage {self.stage}{why}"
+
+
+class BundleAwaited(CoordinatorEvent, frozen=True, kw_only=True, tag="bundle_awaited"):
+    """A roll-out has not moved for ``waited_s``; told again at growing intervals.
+
+    ``state``: ``running`` or ``waiting`` (for the operator). ``awaited``: the first of those on
+    whom it waits, each with its state; none: it waits for a round in which one of them takes part.
+    """
+
+    bundle: str
+    stage: str
+    state: str
+    awaited: dict[str, str]
+    more: int
+    waited_s: float
+
+    def _says(self) -> str:
+        for_whom = "a round with a device that has it"
+        if self.state == "waiting":
+            for_whom = "the operator: protofleet bundle next FILE"
+        elif self.awaited:
+            named = [f"{name} ({state})" for name, state in self.awaited.items()]
+            for_whom = ", ".join([*named, *([f"{self.more} more"] if self.more else [])])
+        waited = duration_text(self.waited_s)
+        return f"bundle {self.bundle[:16]}: stage {self.stage} has waited {waited} for {for_whom}"
 
 
 class BundleDevice(CoordinatorEvent, frozen=True, kw_only=True, tag="bundle_device"):

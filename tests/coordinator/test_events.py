@@ -26,6 +26,7 @@ def _placeholders(kind):
         "scores": {},
         "privacy": None,
         "costs": None,
+        "awaited": {},
         "trained": 1,
         "loss": 0.5,
     }

@@ -12,6 +12,7 @@ from fake_endpoint import Clock, FakeCoordinatorEndpoint
 from tiny_bundle import tiny_bundle
 from tiny_plan import tiny  # noqa: F401 - a fixture
 
+from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.publish import (
     plan_in_place,
@@ -195,6 +196,29 @@ def test_one_device_then_a_share_then_the_rest_then_the_run_itself(fleet, new):
     assert found.active == fleet.target
     # The federation file goes on to name the bundle before.
     assert plan_in_place(fleet.config).bundle.digest == found.active
+
+
+def test_a_roll_out_that_does_not_get_on_says_for_whom_it_waits(fleet, new):
+    publish(fleet.config, new, RolloutSettings(by_hand=True))
+    fleet.watch()
+    (first,) = fleet.offered
+
+    def told(seconds):
+        fleet.events.clear()
+        for _ in range(int(seconds)):
+            fleet.watch()
+        return [one for one in fleet.events if isinstance(one, events.BundleAwaited)]
+
+    assert told(55) == []
+    (one,) = told(10)
+    assert one.awaited == {first: "offered"}
+    assert f"stage first has waited 1 min 0 s for {first} (offered)" in one.text
+    assert len(told(110)) == 0
+    assert len(told(20)) == 1
+    fleet.confirm([first])
+    fleet.watch()
+    (one,) = told(70)
+    assert "has waited 1 min 0 s for the operator: protofleet bundle next FILE" in one.text
 
 
 def test_a_device_that_fails_ends_the_first_stage_and_a_few_do_not_end_the_last(fleet, new):

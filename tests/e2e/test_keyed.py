@@ -19,7 +19,7 @@ from protofleet.coordinator import events, expiry
 from protofleet.coordinator.invitations import find_meeting, invite
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
-from protofleet.edge import JoinOptions
+from protofleet.edge import JoinOptions, waiting
 from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings
@@ -108,7 +108,9 @@ def test_a_restarted_coordinator_and_device_meet_again(config):
     assert [row["participants"] for row in result["rounds"]] == [2, 2]
 
 
-def test_a_revoked_device_leaves_at_once_is_told_and_does_not_come_back(config, caplog):
+def test_a_revoked_device_leaves_at_once_is_told_and_does_not_come_back(
+    config, caplog, monkeypatch
+):
     def told():
         return caplog.text.count("grant is no longer in force: it was revoked")
 
@@ -125,6 +127,11 @@ def test_a_revoked_device_leaves_at_once_is_told_and_does_not_come_back(config, 
         federation.wait_for(lambda report: getattr(report, "rule", "") == "revoked")
         assert getattr(federation.reports[-1], "live", 1) == 1
         wait_until(lambda: told() == 2)  # its next process
+        monkeypatch.setattr(waiting, "FIRST_S", 0.1)
+        federation.devices["berta"].stop()
+        federation.start("berta")
+        berta = federation.devices["berta"]
+        wait_until(lambda: any("no longer in force" in str(told) for told in berta.events))
 
 
 def test_a_device_whose_store_was_restored_goes_on_by_itself(config, tmp_path, caplog):

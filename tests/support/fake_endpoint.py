@@ -349,6 +349,10 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         return self.connected
 
     @property
+    def in_force(self) -> bool:
+        return True
+
+    @property
     def overtakes(self) -> bool:
         return False
 
