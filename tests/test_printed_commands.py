@@ -17,7 +17,7 @@ from protofleet.settings import read_toml
 
 _ROOT = Path(__file__).resolve().parents[1]
 _COMMAND = re.compile(r"protofleet (?:[a-z][a-z-]* )+(?:[A-Z]+ |--[a-z-]+ )*$")
-_QUOTING = ("shell_word(", "_safe(shell_word(", "shlex.quote(", "' '.join(map(shell_word,")
+_QUOTING = ("shell_word(", "safe(shell_word(", "shlex.quote(", "' '.join(map(shell_word,")
 # Quoted where they are made, or by rules without blanks; one is no command.
 _SAFE = {
     "federation/noise.py": {"noise_seed", "round_id"},
