@@ -48,7 +48,7 @@ oracles: $(STAMP) ## how far each method's rounds are from its oracle's in float
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PYTHON=$(BIN)/python scripts/typecheck
+	$(BIN)/mypy
 
 docs: $(STAMP) ## the site, into site/; a link that leads nowhere is an error
 	$(BIN)/python scripts/docs

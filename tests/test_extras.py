@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tiny_bundle import tiny_bundle
 
+import protofleet
 from protofleet.cli._short_help import SHORT_HELP
 from protofleet.cli._verbosity import add_options, start_logging, verbosity
 from protofleet.cli.main import _root, main
@@ -106,15 +107,11 @@ _OF_DEVELOPERS = {"flwr", "ot"}
 
 def _third_party():
     """Names of all modules that the product imports and that are neither ours nor Python's."""
-    project = tomllib.loads(_PROJECT.read_text())
-    for folder in project["tool"]["setuptools"]["package-dir"].values():
+    package = Path(protofleet.__file__).parent
+    for folder in (package, *(path for path in package.iterdir() if path.is_dir())):
         # Every folder's own files, and its packages': packages of npm are no matter of ours.
-        inner = [path for path in (_PROJECT.parent / folder).glob("*/") if path.name != "web"]
-        files = [
-            *(_PROJECT.parent / folder).glob("*.py"),
-            *(f for i in inner for f in i.rglob("*.py")),
-        ]
-        for path in files:
+        inner = [] if folder == package else [p for p in folder.glob("*/") if p.name != "web"]
+        for path in (*folder.glob("*.py"), *(file for one in inner for file in one.rglob("*.py"))):
             for node in ast.walk(ast.parse(path.read_text())):
                 named = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 named += [node.module] if isinstance(node, ast.ImportFrom) else []

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parent.parent
+import protofleet
+
+_PACKAGE = Path(protofleet.__file__).parent
 _ALLOWED = {
     "tensors": set(),
     "bundle": {"tensors"},
@@ -75,7 +77,9 @@ def _imports(path):
 
 @pytest.mark.parametrize("folder", sorted(_ALLOWED))
 def test_folder_imports_only_what_the_table_allows(folder):
-    for path in sorted((_ROOT / folder).rglob("*.py")):
+    paths = sorted((_PACKAGE / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
         for name in _imports(path):
             parts = name.split(".")
             if parts[0] == "protofleet" and len(parts) > 1:
@@ -97,7 +101,7 @@ def test_experiments_load_torch_only_to_make_a_bundle():
     """Reading results, and training with bundles that are there, does without it."""
     modules = sorted(
         f"protofleet.experiments.{path.stem}"
-        for path in (_ROOT / "experiments").glob("*.py")
+        for path in (_PACKAGE / "experiments").glob("*.py")
         if path.stem != "__init__"
     )
     code = (

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePath
 
 _ROOT = Path(__file__).resolve().parent.parent
 _README = _ROOT / "tests" / "README.md"
-_WEB = _ROOT / "edge" / "web"
+_PACKAGE = _ROOT / "src" / "protofleet"
+_WEB = _PACKAGE / "edge" / "web"
 """TypeScript, packages of npm, and helpers of their tests."""
 _ROW = re.compile(r"\| `([^`]+)` \| ((?:`[^`]+`(?:, )?)+) \|")
 
 
 @cache
 def _paths() -> list[PurePath]:
-    """The product's files, relative to the repository."""
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
-    folders = project["tool"]["setuptools"]["package-dir"].values()
-    found = (path for folder in folders for path in (_ROOT / folder).rglob("*.py"))
+    """The product's files, relative to the package; its links lead to the folders at the top."""
+    folders = [path for path in _PACKAGE.iterdir() if path.is_dir()]
+    found = [*_PACKAGE.glob("*.py"), *(path for one in folders for path in one.rglob("*.py"))]
     ours = (path for path in found if not path.is_relative_to(_WEB))
-    return sorted(PurePath(path.relative_to(_ROOT)) for path in ours)
+    return sorted(PurePath(path.relative_to(_PACKAGE)) for path in ours)
 
 
 def _modules() -> list[PurePath]:
@@ -38,8 +37,7 @@ def _exceptions() -> dict[str, list[str]]:
 
 def _home(module: PurePath) -> Path:
     """The folder of tests of a module's folder."""
-    inner = module.parts[1:] if module.parts[0] == "protofleet" else module.parts
-    return _ROOT / "tests" / inner[0] if len(inner) > 1 else _ROOT / "tests"
+    return _ROOT / "tests" / module.parts[0] if len(module.parts) > 1 else _ROOT / "tests"
 
 
 def _has_a_test_of_its_name(module: PurePath) -> bool:
@@ -63,13 +61,12 @@ def _imported(path: Path) -> frozenset[str]:
 
 
 def _dotted(module: PurePath) -> str:
-    inner = module.parts[1:] if module.parts[0] == "protofleet" else module.parts
-    return ".".join(("protofleet", *inner)).removesuffix(".py").removesuffix(".__init__")
+    return ".".join(("protofleet", *module.parts)).removesuffix(".py").removesuffix(".__init__")
 
 
 def _guess(module: PurePath) -> list[Path]:
     """The tests that are fewest imports away from the module, those in its own folder first."""
-    files = {_dotted(path): _ROOT / path for path in _paths()}
+    files = {_dotted(path): _PACKAGE / path for path in _paths()}
     tests = sorted((_ROOT / "tests").rglob("test_*.py"))
     seen: set[str] = set()
     names = {_dotted(module)}

@@ -9,13 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
+import protofleet
 from protofleet.cli.main import _root as main
 
-_ROOT = Path(__file__).resolve().parents[1]
-_FOLDERS = (
-    "protofleet", "hub", "edge", "coordinator", "broker", "bundle", "federation", "runtime",
-    "export", "experiments", "firmware_sim", "kernels", "datasets", "strategies", "wire",
-)  # fmt: skip
+_PACKAGE = Path(protofleet.__file__).parent
+_PLACES = sorted(path for path in _PACKAGE.iterdir() if path.name != "docs")
 _NO_COMMANDS = {"noise"}
 """A word of a seed."""
 _NAMED = re.compile(r"\bprotofleet((?: [a-z]+(?:-[a-z]+)*)+)")
@@ -43,11 +41,11 @@ def _wrong(words):
     return ""
 
 
-@pytest.mark.parametrize("folder", _FOLDERS)
-def test_every_command_that_a_text_names_is_there(folder):
+@pytest.mark.parametrize("place", _PLACES, ids=lambda path: path.name)
+def test_every_command_that_a_text_names_is_there(place):
     wrong = [
-        f"{path.relative_to(_ROOT)}: protofleet {found}"
-        for path in sorted((_ROOT / folder).rglob("*"))
+        f"{path.relative_to(_PACKAGE)}: protofleet {found}"
+        for path in [place, *sorted(place.rglob("*"))]
         if path.suffix in (".py", ".jinja2") and "node_modules" not in path.parts
         for text in _texts(path)
         for named in _NAMED.findall(text)

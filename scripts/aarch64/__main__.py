@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from compare import personal_distance, server_distance
+from federation import FinishedRun, Material, Place, federate, prepare
 from machine import KINDS, ROOT, Machine, open_machine, output, say
 
-from federation import FinishedRun, Material, Place, federate, prepare
 from protofleet.broker.folder import find_mosquitto
 from protofleet.errors import ProtofleetError
 

@@ -227,7 +227,8 @@ def _wheel(folder: Path) -> Path:
     for old in folder.glob("protofleet-*.whl"):
         old.unlink()
     shutil.rmtree(folder / "source", ignore_errors=True)
-    shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*_NOT_SOURCE))
+    ignored = shutil.ignore_patterns(*_NOT_SOURCE)
+    shutil.copytree(ROOT, folder / "source", ignore=ignored, symlinks=True)
     _step(*_PIP, "wheel", "-q", "--no-deps", "-w", str(folder), str(folder / "source"))
     (wheel,) = folder.glob("protofleet-*.whl")
     return wheel

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 from commands import commands_page
@@ -19,7 +18,6 @@ from settings import settings_page
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 STAGE = BUILD / "site-source"
-NAMES = BUILD / "import-names"
 _BESIDE = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -57,20 +55,6 @@ def stage() -> None:
         (STAGE / name).write_text(relink(path, pages, ROOT), encoding="utf-8")
     for name, make in _MADE.items():
         (STAGE / name).write_text(make(), encoding="utf-8")
-    _link_packages()
-
-
-def _link_packages() -> None:
-    """The folders under their import names, for mkdocstrings, which reads and imports nothing."""
-    shutil.rmtree(NAMES, ignore_errors=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = project["tool"]["setuptools"]["package-dir"]
-    package = NAMES / "protofleet"
-    package.mkdir(parents=True)
-    for path in (ROOT / folders.pop("protofleet")).iterdir():
-        (package / path.name).symlink_to(path)
-    for name, folder in folders.items():
-        (package / name.removeprefix("protofleet.")).symlink_to(ROOT / folder)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def edge_python(tmp_path_factory):
     # A copy, because setuptools leaves its build folder in the tree it builds from.
     built = ("build", "dist", "runs", "*.egg-info", "__pycache__", "node_modules")
     ignored = shutil.ignore_patterns(".*", *built)
-    shutil.copytree(_ROOT, folder / "source", ignore=ignored)
+    shutil.copytree(_ROOT, folder / "source", ignore=ignored, symlinks=True)
     _pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(folder / "source"))
     (wheel,) = folder.glob("protofleet-*.whl")
     subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
@@ -43,6 +43,27 @@ def test_edge_install_has_no_torch_on_disk(edge_python):
     packages = {path.name for path in Path(found.stdout.strip()).iterdir()}
     assert "protofleet" in packages
     assert not packages & set(_NEVER_ON_A_DEVICE)
+
+
+def test_the_wheel_has_every_module_and_every_experiment(edge_python, tmp_path):
+    """setuptools finds packages by itself; what it overlooks is in no wheel."""
+    code = (
+        "import os, protofleet\n"
+        "for place, _, names in os.walk(protofleet.__path__[0]):\n"
+        "    for name in names:\n"
+        "        print(os.path.relpath(os.path.join(place, name), protofleet.__path__[0]))"
+    )
+    command = [edge_python, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    package = _ROOT / "src" / "protofleet"
+    expected = {
+        str((Path(place) / name).relative_to(package))
+        for place, _, names in os.walk(package, followlinks=True)
+        for name in names
+        if name.endswith((".py", ".toml", ".jinja2")) and "/edge/web" not in place
+    }
+    assert len(expected) > 700
+    assert expected <= set(found.stdout.splitlines())
 
 
 def test_the_wheel_has_the_page_for_browsers(edge_python, tmp_path):

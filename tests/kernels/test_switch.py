@@ -39,7 +39,7 @@ def sealed_install(tmp_path):
     package = tmp_path / "site" / "protofleet"
     package.mkdir(parents=True)
     for name in ("__init__.py", "errors.py", "printable.py", "private_files.py"):
-        shutil.copy(_REPOSITORY / "protofleet" / name, package)
+        shutil.copy(_REPOSITORY / "src/protofleet" / name, package)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(_REPOSITORY / "kernels", package / "kernels", ignore=ignored)
     (package / "kernels" / "__pycache__").touch()

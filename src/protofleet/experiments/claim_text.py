@@ -36,8 +36,8 @@ _INTRO = """\
 This page is made, not written:
 `protofleet experiment claims --markdown docs/claims.md --json docs/claims.json
 --pictures docs/images`.
-Claims, settings and remarks stand in `experiments/claims/papers/`, the experiments that measure
-them in `experiments/claims/`, every seed's figures in `docs/claims.json`; how to add one:
+Claims, settings and remarks stand in `src/protofleet/experiments/claims/papers/`, the experiments
+that measure them in the folder above, every seed's figures in `docs/claims.json`; how to add one:
 [experiments.md](experiments.md#claims).
 
 The first table has a row for each claim: the figures of the first of its main comparisons, and the
