@@ -34,11 +34,12 @@ from protofleet.errors import ExportError, InputError
 from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.capture.override_python import plain_python
+from protofleet.export.catalogue import InputDecl
 from protofleet.export.classifier import Parts, find_parts
 from protofleet.export.classifier.heads import unfit_head
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
-from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
+from protofleet.export.objectives import OBJECTIVES, Objective
 from protofleet.export.parity import (
     ParityRecord,
     Runner,
@@ -207,9 +208,9 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
         )
     for index, name in enumerate(spec.objectives):
         objective = objective_named(name)
-        if not sizes.keys() >= objective.sizes:
+        if "features" in objective.needs and "features" not in sizes:
             raise ExportError(f"objective '{name}' needs features: {parts.missing}")
-        if objective.classifies and (why := unfit_head(model, parts, x)):
+        if "classify" in objective.needs and (why := unfit_head(model, parts, x)):
             raise ExportError(f"objective '{name}': {why}")
         example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"

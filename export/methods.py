@@ -15,7 +15,7 @@ from protofleet.export.build import BundleSpec, example_of, initial_values, obje
 from protofleet.export.capture.override_python import plain_python
 from protofleet.export.classifier.parts import LATENT
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
-from protofleet.export.objectives import OBJECTIVES, Y
+from protofleet.export.objectives import OBJECTIVES
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.tasks import TASKS, objectives_of
 from protofleet.strategies.types import Description
@@ -88,7 +88,7 @@ def choose_methods(
 
 
 def _check_objective(name: str, task: TaskName) -> None:
-    takes_classes = objective_named(name).inputs["y"] == Y
+    takes_classes = objective_named(name).takes_classes
     if takes_classes != (task == "classification"):
         labels = "classes" if takes_classes else "numbers"
         fitting = " or ".join(TASKS[task].losses)
@@ -130,10 +130,11 @@ def _fitted(
     """
     strategies.check_task(description, model.task)
     objectives = objectives_of(description, loss)
-    if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
+    needs = {need for one in objectives for need in OBJECTIVES[one].needs}
+    if "features" in needs and not ready.features:
         raise InputError(f"strategy '{description.name}': needs features: {ready.parts.missing}")
-    if ready.unfit_head and any(OBJECTIVES[one].classifies for one in objectives):
+    if "classify" in needs and ready.unfit_head:
         raise InputError(f"strategy '{description.name}': {ready.unfit_head}")
-    if not ready.parts.decodes and "reconstruction" in objectives:
+    if "decode" in needs and not ready.parts.decodes:
         raise InputError(f"strategy '{description.name}': {LATENT}")
     return strategies.build(description.name, settings, model).description

@@ -22,13 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from protofleet.errors import ExportError
+from protofleet.export.catalogue import OBJECTIVES as DECLARED
+from protofleet.export.catalogue import Declared
 from protofleet.export.models.layers import length, unit
 
 Inputs = Mapping[str, Tensor]
@@ -62,50 +64,14 @@ class ModelCall(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputDecl:
-    """An input of an objective.
-
-    Attributes:
-        dtype: of the array.
-        shape: dimensions; the strings ``batch``, ``classes``, ``outputs`` and ``features`` stand
-            for B, C, the number of outputs and the width of the model's pooled features, and
-            ``batch`` may only come first. ``()`` is
-            one number for the whole batch. ``None`` stands for one example's shape, with the
-            batch axis before it.
-        flags: every entry is 0 or 1.
-    """
-
-    dtype: Literal["float32", "int64"]
-    shape: tuple[int | str, ...] | None
-    flags: bool = False
-
-    @property
-    def per_example(self) -> bool:
-        """Whether the first axis is the batch."""
-        return self.shape is None or self.shape[:1] == ("batch",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(Declared):
     """A scalar to minimise.
 
     Attributes:
-        name: key in ``OBJECTIVES``, and of the training program in a bundle.
-        inputs: what a batch must hold, by key; at least one of them per example.
         loss: mean loss () of a batch, from the model and the inputs by key.
-        classifies: it asks for ``ModelCall.classify``, which not every model's head can do.
     """
 
-    name: str
-    inputs: Mapping[str, InputDecl]
     loss: Callable[[ModelCall, Inputs], Tensor]
-    classifies: bool = False
-
-    @property
-    def sizes(self) -> set[str]:
-        """Names of the sizes, beside the batch, that its inputs' shapes depend on."""
-        named = {d for decl in self.inputs.values() for d in decl.shape or () if isinstance(d, str)}
-        return named - {"batch"}
 
 
 def cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
@@ -277,107 +243,27 @@ def _pairs(anchors: Tensor, partners: Tensor, tau: Tensor) -> Tensor:
     return (others - (anchors * partners).sum(1) / tau).mean()
 
 
-X = InputDecl(dtype="float32", shape=None)
-"""The examples themselves."""
-Y = InputDecl(dtype="int64", shape=("batch",))
-"""Class of every example."""
-NUMBERS = InputDecl(dtype="float32", shape=("batch", "outputs"))
-"""Targets of every example."""
-LABELS = InputDecl(dtype="float32", shape=("batch", "outputs"), flags=True)
-"""Which labels every example has."""
-SCALAR = InputDecl(dtype="float32", shape=())
-"""A number, such as the weight of a term."""
-FEATURES = InputDecl(dtype="float32", shape=("batch", "features"))
-"""A vector for every example, beside its features."""
-OUTPUTS = InputDecl(dtype="float32", shape=("batch", "classes"))
-"""Another model's logits of every example."""
-PROTOTYPES = InputDecl(dtype="float32", shape=("classes", "features"))
-"""A vector for every class."""
-PREDICTIONS = InputDecl(dtype="float32", shape=("classes", "classes"))
-"""Shares of the classes for every class."""
-PRESENT = InputDecl(dtype="float32", shape=("classes",), flags=True)
-"""1 for every class that counts."""
-
+_LOSSES = (
+    cross_entropy,
+    mse,
+    huber,
+    bce,
+    moon,
+    prototype_mse,
+    prototype_distance,
+    hyper_knowledge,
+    reconstruction,
+    head_cross_entropy,
+    cdfl,
+    fedphp,
+)
 OBJECTIVES: dict[str, Objective] = {
-    objective.name: objective
-    for objective in (
-        Objective(name="cross_entropy", inputs={"x": X, "y": Y}, loss=cross_entropy),
-        Objective(name="mse", inputs={"x": X, "y": NUMBERS}, loss=mse),
-        Objective(name="huber", inputs={"x": X, "y": NUMBERS}, loss=huber),
-        Objective(name="bce", inputs={"x": X, "y": LABELS}, loss=bce),
-        Objective(
-            name="moon",
-            inputs={
-                "x": X,
-                "y": Y,
-                "positive": FEATURES,
-                "negative": FEATURES,
-                "tau": SCALAR,
-                "mu": SCALAR,
-            },
-            loss=moon,
-        ),
-        Objective(
-            name="prototype_mse",
-            inputs={"x": X, "y": Y, "prototypes": PROTOTYPES, "present": PRESENT, "weight": SCALAR},
-            loss=prototype_mse,
-        ),
-        Objective(
-            name="prototype_distance",
-            inputs={"x": X, "y": Y, "anchors": PROTOTYPES, "weight": SCALAR},
-            loss=prototype_distance,
-        ),
-        Objective(
-            name="hyper_knowledge",
-            inputs={
-                "x": X,
-                "y": Y,
-                "prototypes": PROTOTYPES,
-                "predictions": PREDICTIONS,
-                "present": PRESENT,
-                "temperature": SCALAR,
-                "prediction_weight": SCALAR,
-                "feature_weight": SCALAR,
-            },
-            loss=hyper_knowledge,
-            classifies=True,
-        ),
-        Objective(
-            name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
-        ),
-        Objective(
-            name="head_cross_entropy",
-            inputs={"features": FEATURES, "y": Y},
-            loss=head_cross_entropy,
-        ),
-        Objective(
-            name="cdfl",
-            inputs={
-                "x": X,
-                "z": X,
-                "y": Y,
-                "teacher": FEATURES,
-                "centroids": FEATURES,
-                "tau": SCALAR,
-                "contrastive": SCALAR,
-                "distillation": SCALAR,
-                "clustering": SCALAR,
-            },
-            loss=cdfl,
-        ),
-        Objective(
-            name="fedphp",
-            inputs={
-                "x": X,
-                "y": Y,
-                "teacher": FEATURES,
-                "teacher_outputs": OUTPUTS,
-                "local": SCALAR,
-                "mmd": SCALAR,
-                "kl": SCALAR,
-            },
-            loss=fedphp,
-        ),
+    loss.__name__: Objective(
+        name=loss.__name__,
+        inputs=DECLARED[loss.__name__].inputs,
+        needs=DECLARED[loss.__name__].needs,
+        loss=loss,
     )
+    for loss in _LOSSES
 }
-"""Objectives by name; a new one is a function and an entry here."""
+"""Objectives by name; a new one is a function here, and what is known of it in ``catalogue``."""

@@ -14,39 +14,9 @@ import torch
 from torch import nn
 
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.export.models.autoencoder import ConvAutoencoder
-from protofleet.export.models.cnn import Cnn, PrototypeCnn
-from protofleet.export.models.fasttext import FastText
-from protofleet.export.models.hart import HartConfig, hart, hart_alp
-from protofleet.export.models.mlp import Mlp, mlp_prototypes
-from protofleet.export.models.resnet import resnet18, resnet50
-from protofleet.export.models.vit import VitConfig, vit, vit_digits
+from protofleet.export.catalogue import MODELS
 
 ModelFactory = Callable[..., nn.Module]
-
-MODELS: dict[str, ModelFactory] = {
-    "autoencoder": ConvAutoencoder,
-    "cnn": Cnn,
-    "cnn_prototypes": PrototypeCnn,
-    "fasttext": FastText,
-    "hart": hart,
-    "hart_alp": hart_alp,
-    "mlp": Mlp,
-    "mlp_prototypes": mlp_prototypes,
-    "resnet18": resnet18,
-    "resnet50": resnet50,
-    "vit": vit,
-    "vit_digits": vit_digits,
-}
-"""Factories by name; keyword arguments are the model's settings."""
-
-# Factories that pass their keywords on to a settings record.
-_CONFIGS: dict[str, type] = {
-    "hart": HartConfig,
-    "hart_alp": HartConfig,
-    "vit": VitConfig,
-    "vit_digits": VitConfig,
-}
 
 
 def build_model(spec: str, **settings: Any) -> nn.Module:
@@ -79,7 +49,13 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
 
 
 def _factory(spec: str) -> ModelFactory:
-    return MODELS[spec] if spec in MODELS else _user_factory(spec)
+    return _registered(MODELS[spec].factory) if spec in MODELS else _user_factory(spec)
+
+
+def _registered(place: str) -> Any:
+    """What of ``export.models`` a registered model's entry names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"protofleet.export.models.{module}"), name)
 
 
 def _user_factory(spec: str) -> ModelFactory:
@@ -134,7 +110,11 @@ def has_setting(spec: str, name: str) -> bool:
 
 
 def _settings(spec: str, factory: ModelFactory) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(_CONFIGS.get(spec, factory)).parameters
+    known = MODELS.get(spec)
+    if known is not None and known.config:
+        module = known.factory.partition(":")[0]
+        factory = _registered(f"{module}:{known.config}")
+    return inspect.signature(factory).parameters
 
 
 def _must_be_set(parameter: inspect.Parameter) -> bool:

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from protofleet.errors import InputError
@@ -65,28 +64,13 @@ def test_hart_with_alp_is_2_38_times_as_large():
     assert model.beta.shape == ()
 
 
-EXAMPLES = {
-    "autoencoder": (128, 6),
-    "cnn": (1, 28, 28),
-    "cnn_prototypes": (1, 28, 28),
-    "fasttext": (12,),
-    "hart": (128, 6),
-    "hart_alp": (128, 6),
-    "mlp": (64,),
-    "mlp_prototypes": (64,),
-    "resnet18": (3, 32, 32),
-    "resnet50": (3, 32, 32),
-    "vit": (3, 32, 32),
-    "vit_digits": (1, 8, 8),
-}
-
-
 @pytest.mark.parametrize("spec", sorted(MODELS))
 def test_logits_are_the_head_of_the_features(spec):
     """Every registered model has ``features`` and ``head``, and forward is their composition."""
-    settings = {**SMALL_HART, "prototypes": (8, 4)} if spec == "hart_alp" else {}
+    known = MODELS[spec]
+    settings = {**SMALL_HART, "prototypes": (8, 4)} if spec == "hart_alp" else known.parity_settings
     model = build_model(spec, classes=5, **settings).eval()
-    x = torch.randn(3, *EXAMPLES[spec])
+    x = torch.randn(3, *(known.parity_shape or known.input_shape))
     x = x.abs().round() if spec == "fasttext" else x
     logits = model(x)
     assert logits.shape == (3, 5)
@@ -205,8 +189,11 @@ def test_a_users_module_is_found_in_the_working_folder(tmp_path, monkeypatch):
     assert build_model("lying_here:build", in_features=2, out_features=3).out_features == 3
 
 
-def test_a_module_in_data_parallel_is_asked_for_without_it(monkeypatch):
+def test_a_module_in_data_parallel_is_asked_for_without_it(tmp_path, monkeypatch):
     """Else the export would fail in a line of PyTorch's own."""
-    monkeypatch.setitem(MODELS, "wrapped", lambda: nn.DataParallel(nn.Linear(3, 2)))
-    with pytest.raises(InputError, match=r"model 'wrapped': .*DataParallel.*return model\.module"):
-        build_model("wrapped")
+    (tmp_path / "wrapped_model.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.DataParallel(nn.Linear(3, 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"DataParallel.*return model\.module"):
+        build_model("wrapped_model:build")

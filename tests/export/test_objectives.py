@@ -510,3 +510,32 @@ def test_arrays_of_any_memory_order_serve_and_are_read_anew(device: Any) -> None
     assert changed != before
     batch["prototypes"] = np.ascontiguousarray(batch["prototypes"])
     assert loss() == changed
+
+
+class _Watched:
+    """A model that notes what of it an objective asks for."""
+
+    def __init__(self, model: Flat) -> None:
+        self._model, self.asked = model, set()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._model(x)
+
+    def head(self, features: Tensor) -> Tensor:
+        return self._model.head(features)
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.add(name)
+        return torch.ones(_C, _D) if name == "prototypes" else getattr(self._model, name)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+def test_what_an_objective_needs_of_a_model_is_what_it_asks_for(name):
+    """Else a model that lacks it is refused in the middle of the capture."""
+    watched = _Watched(Flat())
+    batch = {key: torch.from_numpy(value) for key, value in _batch(name).items()}
+    OBJECTIVES[name].loss(watched, batch)
+    needs = set(OBJECTIVES[name].needs)
+    if "features" in OBJECTIVES[name].sizes:
+        watched.asked.add("features")  # of that width are its inputs
+    assert watched.asked == needs

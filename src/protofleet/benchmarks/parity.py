@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -20,25 +19,6 @@ from protofleet.export.parity import TOLERANCE, check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
 
 _CLASSES = 6
-_SHAPES: Mapping[str, tuple[int, ...]] = {
-    "autoencoder": (128, 6),
-    "cnn": (1, 28, 28),
-    "cnn_prototypes": (1, 28, 28),
-    "fasttext": (64,),
-    "hart": (128, 6),
-    "hart_alp": (128, 6),
-    "mlp": (561,),
-    "mlp_prototypes": (561,),
-    "resnet18": (3, 32, 32),
-    "resnet50": (3, 64, 64),  # at half of that, batch statistics of 3 numbers decide
-    "vit": (3, 32, 32),
-    "vit_digits": (1, 8, 8),
-}
-_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "fasttext": {"vocabulary": 2000},
-    "mlp": {"inputs": 561},
-    "mlp_prototypes": {"inputs": 561},
-}
 
 
 def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[list[Row]]:
@@ -58,12 +38,13 @@ def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[list[Row]]:
 
 def _rows(name: str) -> Iterator[Row]:
     torch.manual_seed(0)
-    model = build_model(name, classes=_CLASSES, **_SETTINGS.get(name, {}))
+    known = MODELS[name]
+    model = build_model(name, classes=_CLASSES, **known.parity_settings)
     spec = BundleSpec(
         name=name,
         strategy="fedavg",
         classes=tuple(map(str, range(_CLASSES))),
-        preprocessing=Preprocessing(input_shape=_SHAPES[name]),
+        preprocessing=Preprocessing(input_shape=known.parity_shape or known.input_shape),
         objectives=tuple(_objectives(model)),
     )
     programs = capture_programs(model, spec)

@@ -13,15 +13,13 @@ from protofleet.bundle.manifest import MAX_SEQUENCE
 from protofleet.cli._groups import gathered
 from protofleet.cli._settings import parse_pairs
 from protofleet.errors import InputError
+from protofleet.export.catalogue import OBJECTIVES
 
 if TYPE_CHECKING:
     from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
-_OBJECTIVES = (
-    *("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl", "fedphp"),
-    *("hyper_knowledge", "reconstruction", "head_cross_entropy"),
-)
+_OBJECTIVES = tuple(one.name for one in OBJECTIVES.values() if one.takes_classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

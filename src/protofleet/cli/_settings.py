@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from protofleet.errors import InputError
+from protofleet.export.catalogue import model_names
 
-MODEL_HELP = (
-    "autoencoder, cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18, "
-    "resnet50, vit or vit_digits, or package.module:function."
-)
+MODEL_HELP = f"{model_names()}, or package.module:function."
 SET_HELP = "A setting of the model, with a JSON value or text; may be repeated."
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.cli._task import OutputOptions, output_names, output_options, resolve_task
 from protofleet.cli._verbosity import progress_console, say, verbosity
 from protofleet.errors import InputError, RefusedError
+from protofleet.export.catalogue import MODELS, model_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,22 +35,6 @@ if TYPE_CHECKING:
     from protofleet.export.formats import Format
 
 _PATH = click.Path(path_type=Path)
-
-_INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
-    "autoencoder": (128, 6),
-    "cnn": (1, 28, 28),
-    "cnn_prototypes": (1, 28, 28),
-    "fasttext": (200,),
-    "hart": (128, 6),
-    "hart_alp": (128, 6),
-    "mlp": (64,),
-    "mlp_prototypes": (64,),
-    "resnet18": (3, 64, 64),
-    "resnet50": (3, 224, 224),
-    "vit": (3, 32, 32),
-    "vit_digits": (1, 8, 8),
-}
-"""Of the registered models with their default settings."""
 
 
 def _formats(value: str) -> tuple[str, ...]:
@@ -110,9 +94,8 @@ def export(
 ) -> None:
     """Compile MODEL and write a signed bundle.
 
-    MODEL is autoencoder, cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes,
-    resnet18, resnet50, vit or vit_digits, or package.module:function. The training programs are
-    those that the strategies need. Every program is compared with PyTorch in ONNX Runtime first:
+    MODEL is {models}, or package.module:function. The training programs are those that the
+    strategies need. Every program is compared with PyTorch in ONNX Runtime first:
     loss, outputs, every gradient.
     """
     from protofleet.api import central
@@ -152,6 +135,9 @@ def export(
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
 
+export.help = (export.help or "").format(models=model_names())
+
+
 def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
@@ -186,11 +172,11 @@ def _preprocessing(model: str, example: ExampleOptions) -> Preprocessing:
         return read_preprocessing(example.preprocessing)
     shape = example.input_shape
     if shape is None:
-        if model not in _INPUT_SHAPES:
+        if model not in MODELS:
             raise InputError(
                 f"model '{model}': its input shape is not known, give --input-shape, e.g. 128,6"
             )
-        return Preprocessing(input_shape=_INPUT_SHAPES[model])
+        return Preprocessing(input_shape=MODELS[model].input_shape)
     try:
         sizes = tuple(int(part) for part in shape.split(","))
         return checked_preprocessing(Preprocessing(input_shape=sizes))
