@@ -11,13 +11,13 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import InputError, RefusedError
+from protofleet.wire.coordinator_protection import CoordinatorCredentials
 from protofleet.wire.identity import (
     CoordinatorCertificate,
     public_bytes,
     read_statement,
     sign_statement,
 )
-from protofleet.wire.protection import CoordinatorCredentials
 
 CERTIFICATE_S = 366 * 86_400
 """How long a certificate lasts."""

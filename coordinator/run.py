@@ -47,7 +47,8 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.threads import prepare_records
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.protection import CoordinatorProtection, Plain
+from protofleet.wire.coordinator_protection import CoordinatorProtection
+from protofleet.wire.protection import Plain
 from protofleet.wire.transfer import Limits
 
 _LARGEST_REPORT = 1 << 44

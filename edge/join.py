@@ -37,7 +37,8 @@ from protofleet.strategies import check_known
 from protofleet.threads import prepare_records
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.protection import DeviceProtection, Plain
+from protofleet.wire.device_protection import DeviceProtection
+from protofleet.wire.protection import Plain
 from protofleet.wire.topics import check_id
 
 _log = logging.getLogger(__name__)

@@ -30,6 +30,8 @@ from protofleet.wire import chunks, codecs, messages
 from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
 from protofleet.wire.chunks import Chunk, ChunkCipher
 from protofleet.wire.codecs import Codec, Coding
+from protofleet.wire.coordinator_protection import CoordinatorCredentials, CoordinatorProtection
+from protofleet.wire.device_protection import DeviceCredentials, DeviceProtection
 from protofleet.wire.identity import (
     CoordinatorCertificate,
     DeviceGrant,
@@ -51,14 +53,8 @@ from protofleet.wire.messages import (
     Task,
     TransferOffer,
 )
-from protofleet.wire.protection import (
-    CoordinatorCredentials,
-    CoordinatorProtection,
-    DeviceCredentials,
-    DeviceProtection,
-    name_in,
-)
 from protofleet.wire.session import Handshake, Session
+from protofleet.wire.signed_records import name_in
 from protofleet.wire.topics import Channel, Topics, announced_federation
 
 _FEDERATION, _COORDINATOR, _DEVICE = (

@@ -9,6 +9,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.errors import RefusedError
+from protofleet.wire.coordinator_protection import CoordinatorCredentials
+from protofleet.wire.device_protection import DeviceCredentials
 from protofleet.wire.identity import (
     CoordinatorCertificate,
     DeviceGrant,
@@ -16,7 +18,6 @@ from protofleet.wire.identity import (
     read_statement,
     sign_statement,
 )
-from protofleet.wire.protection import CoordinatorCredentials, DeviceCredentials
 
 BUNDLE = "cd" * 32
 

@@ -25,11 +25,12 @@ from keyed import BUNDLE, Keyed
 
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.coordinator_protection import CoordinatorProtection
+from protofleet.wire.device_protection import DeviceCredentials
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence, Task, TransferOffer
-from protofleet.wire.protection import CoordinatorProtection, DeviceCredentials
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 DEVICE = "pi-7"

@@ -18,6 +18,7 @@ from keyed import Keyed, in_a_day
 from protofleet.errors import InputError, RefusedError
 from protofleet.signatures import fingerprint
 from protofleet.wire.chunks import Chunk, ChunkCipher, pack, parse
+from protofleet.wire.coordinator_protection import CoordinatorProtection
 from protofleet.wire.enrolment import (
     EnrolmentAnswer,
     EnrolmentGrant,
@@ -35,7 +36,6 @@ from protofleet.wire.messages import (
     decode,
     encode,
 )
-from protofleet.wire.protection import CoordinatorProtection
 from protofleet.wire.topics import Topics
 
 Reply = dict[str, Any]

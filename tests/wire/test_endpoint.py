@@ -15,7 +15,9 @@ from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
 from protofleet.wire.connection import Ending
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.coordinator_protection import CoordinatorProtection
 from protofleet.wire.device_endpoint import DeviceEndpoint
+from protofleet.wire.device_protection import DeviceProtection
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
@@ -36,7 +38,6 @@ from protofleet.wire.messages import (
     TransferOffer,
     encode,
 )
-from protofleet.wire.protection import CoordinatorProtection, DeviceProtection
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Delivered, Received, Rejected, describe
 

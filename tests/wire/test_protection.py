@@ -11,6 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from keyed import BUNDLE, Keyed, renamed
 
 from protofleet.errors import RefusedError
+from protofleet.wire.coordinator_protection import CoordinatorProtection
+from protofleet.wire.device_protection import DeviceProtection
 from protofleet.wire.identity import KeyRotation, public_bytes, sign_statement
 from protofleet.wire.messages import (
     Announcement,
@@ -21,12 +23,8 @@ from protofleet.wire.messages import (
     decode,
     encode,
 )
-from protofleet.wire.protection import (
-    CoordinatorProtection,
-    DeviceProtection,
-    Plain,
-    name_in,
-)
+from protofleet.wire.protection import Plain
+from protofleet.wire.signed_records import name_in
 from protofleet.wire.topics import Channel, Topics
 
 _TOPICS = Topics("lab")
@@ -454,7 +452,7 @@ def test_what_a_successor_announces_comes_after_all_that_was_announced(keyed, mo
     device = DeviceProtection(keyed.device())
     sent = before.write(_ANNOUNCEMENT, _ALL, "")
     device.read(sent, _ALL, "", Announcement)
-    monkeypatch.setattr("protofleet.wire.protection.time.time", lambda: 1.0)
+    monkeypatch.setattr("protofleet.wire.coordinator_protection.time.time", lambda: 1.0)
     after.read(sent, _ALL, "", Announcement)
     device.read(after.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
 

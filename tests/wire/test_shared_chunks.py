@@ -12,11 +12,12 @@ from protofleet.wire import link
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.carousel import shared_version
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.coordinator_protection import CoordinatorProtection
 from protofleet.wire.device_endpoint import UNHEARD_MAX, DeviceEndpoint
+from protofleet.wire.device_protection import DeviceProtection
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Presence, Task
-from protofleet.wire.protection import CoordinatorProtection, DeviceProtection
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Delivered, Received, describe
 

@@ -38,10 +38,11 @@ from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import stop
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.device_protection import DeviceCredentials, DeviceProtection
 from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 from protofleet.wire.link import Delivery, Link, LinkOptions
 from protofleet.wire.messages import Announcement, Message, Presence, TransferOffer
-from protofleet.wire.protection import DeviceCredentials, DeviceProtection, name_in
+from protofleet.wire.signed_records import name_in
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import transfer_id
 

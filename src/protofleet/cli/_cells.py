@@ -18,7 +18,7 @@ def root_access(config: FederationConfig, cell: int | None) -> RootAccess | None
     from protofleet.errors import InputError
     from protofleet.federation.cells import cell_name, root_store
     from protofleet.printable import shell_word
-    from protofleet.wire.protection import DeviceProtection
+    from protofleet.wire.device_protection import DeviceProtection
 
     store = root_store(config, cell)
     enrolment, credentials = load_enrolment(store / FOLDER), open_credentials(store / FOLDER)

@@ -36,7 +36,7 @@ from protofleet.wire.broker_access import BrokerAccess, peer_certificate, unchec
 from protofleet.wire.chunks import MAX_PACKET_BYTES
 from protofleet.wire.identity import SIGNATURE_BYTES
 from protofleet.wire.messages import LeaseRecord
-from protofleet.wire.protection import is_signed
+from protofleet.wire.signed_records import is_signed
 from protofleet.wire.topics import COORDINATOR, PREFIX, is_retained
 
 _SOON = dt.timedelta(days=30)

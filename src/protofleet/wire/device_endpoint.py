@@ -37,8 +37,9 @@ from protofleet.wire.messages import (
     Presence,
     TransferOffer,
 )
-from protofleet.wire.protection import Plain, name_in
+from protofleet.wire.protection import Plain
 from protofleet.wire.receiver import Receiver
+from protofleet.wire.signed_records import name_in
 from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
 from protofleet.wire.transfer import Action, Lane, Limits, Received, Source, describe
 
