@@ -21,7 +21,7 @@ BYTES_PER_S = 1.25e9
 """10 Gbit/s: what a counter can have grown since the last heartbeat, …"""
 SLACK_BYTES = 2**30
 """… and what may have waited in buffers."""
-_COUNTERS = ("bytes_up", "bytes_down", "peak_rss_bytes")
+_COUNTERS = Totals.__struct_fields__
 
 
 class _Latest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -10,8 +10,10 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import time
-from contextlib import closing, suppress
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,24 +25,6 @@ SIGHTINGS = "sightings.sqlite"
 FLUSH_S = 1.0
 _SHARE = 50
 """Times as long as writing took, it is not done again."""
-_SCHEMA = """
-CREATE TABLE devices (
-    device_id TEXT PRIMARY KEY,
-    state TEXT NOT NULL,
-    since_s REAL NOT NULL,
-    heard_s REAL NOT NULL,
-    conditions TEXT NOT NULL,
-    bundle TEXT NOT NULL,
-    phase TEXT NOT NULL,
-    phase_since_s REAL NOT NULL,
-    round_id INTEGER NOT NULL,
-    bytes_up INTEGER NOT NULL,
-    bytes_down INTEGER NOT NULL,
-    peak_rss_bytes INTEGER NOT NULL,
-    written INTEGER NOT NULL
-) STRICT;
-CREATE INDEX devices_by_writing ON devices (written);
-"""
 _SETTINGS = "PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF; PRAGMA cache_size = -256;"
 """256 KiB of memory for pages: they are written, and not read."""
 _MOST = 100_000
@@ -76,6 +60,26 @@ class Sighting(msgspec.Struct, kw_only=True, gc=False):
 
 _FIELDS = Sighting.__struct_fields__
 _CONDITIONS = _FIELDS.index("conditions")
+_SQL_TYPES: Mapping[Any, str] = {int: "INTEGER", float: "REAL"}
+_COLUMNS = ", ".join(
+    f"{one.name} {_SQL_TYPES.get(one.type, 'TEXT')} NOT NULL"
+    for one in msgspec.structs.fields(Sighting)
+)
+_SCHEMA = f"""
+CREATE TABLE devices ({_COLUMNS}, written INTEGER NOT NULL, PRIMARY KEY (device_id)) STRICT;
+CREATE INDEX devices_by_writing ON devices (written);
+"""
+_INSERT = (
+    f"INSERT OR REPLACE INTO devices ({', '.join(_FIELDS)}, written)"  # noqa: S608 - our fields
+    f" VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"
+)
+_OURS = {
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_RANGE,
+}
+"""Faults of the statement, which would lose every sighting; others are of disk or readers."""
 
 
 class Sightings:
@@ -133,10 +137,13 @@ class Sightings:
         began = time.monotonic()
         self._written += 1
         rows = (self._row(self._known[device_id]) for device_id in self._changed)
-        marks = ", ".join("?" * (len(_FIELDS) + 1))
-        with suppress(sqlite3.Error), self._db:
-            self._db.executemany(f"INSERT OR REPLACE INTO devices VALUES ({marks})", rows)  # noqa: S608 - question marks
+        try:
+            with self._db:
+                self._db.executemany(_INSERT, rows)
             self._changed.clear()
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF in _OURS:
+                raise
         took = time.monotonic() - began
         self._next_s = now + max(FLUSH_S, _SHARE * took)
 

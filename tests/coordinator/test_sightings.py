@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 
 from protofleet.coordinator.registry import Device
@@ -55,6 +58,25 @@ def test_a_burst_is_written_once_a_second_at_most(tmp_path, sightings):
     sightings.beat("anna", _beat("anna"))
     sightings.flush(0.5)
     assert not reader.read()
+
+
+def test_what_a_reader_holds_up_is_written_later_and_a_wrong_statement_is_an_error(
+    tmp_path, sightings
+):
+    sightings.stands("anna", "online", _device("anna"))
+    with closing(sqlite3.connect(tmp_path / SIGHTINGS)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        sightings.flush(0.0)
+    sightings.flush(100.0)
+    reader = SightingsReader(tmp_path)
+    assert reader.read()
+    assert reader.known["anna"].state == "online"
+    with closing(sqlite3.connect(tmp_path / SIGHTINGS)) as other:
+        other.execute("ALTER TABLE devices DROP COLUMN bundle")
+    sightings.stands("berta", "online", _device("berta"))
+    with pytest.raises(sqlite3.OperationalError, match="no column named bundle"):
+        sightings.flush(200.0)
+    sightings._changed.clear()
 
 
 def test_names_that_never_presented_themselves_are_not_kept(tmp_path, sightings):
