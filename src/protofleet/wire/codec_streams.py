@@ -7,7 +7,7 @@ from a layer, and 4 bytes among 256 are little.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,14 +59,21 @@ class Writer:
             values: what to write.
             keep: share of the values that ``topk`` writes; the others read as zero.
         """
-        if kind == "fp16":
-            halves = fp16_encode(values)
-            self._parts["halves"].append(halves)
-            return fp16_decode(halves)
-        if kind == "int8":
-            return self._int8(values)
-        if kind == "int4":
-            return self._int4(values)
+        match kind:
+            case "fp16":
+                halves = fp16_encode(values)
+                self._parts["halves"].append(halves)
+                return fp16_decode(halves)
+            case "int8":
+                return self._int8(values)
+            case "int4":
+                return self._int4(values)
+            case "topk":
+                return self._topk(values, keep)
+            case _:
+                assert_never(kind)
+
+    def _topk(self, values: _Floats, keep: float) -> _Floats:
         indices, largest = topk_encode(values, np.zeros_like(values), math.ceil(keep * values.size))
         chosen = np.zeros(values.size, np.bool_)
         chosen[indices] = True
@@ -126,14 +133,21 @@ class Reader:
             RefusedError: rule ``codec``: the streams are too short, or no writer writes them.
             InputError: a number of them is not finite or out of its range.
         """
-        if kind == "fp16":
-            return fp16_decode(self._take("halves", size))
-        if kind == "int8":
-            return self._int8(size)
-        if kind == "int4":
-            blocks = _blocks(size)
-            nibbles = self._take("nibbles", -(-size // 2))
-            return _from_nibbles(nibbles, self._take("scales", len(blocks) - 1), blocks)
+        match kind:
+            case "fp16":
+                return fp16_decode(self._take("halves", size))
+            case "int8":
+                return self._int8(size)
+            case "int4":
+                blocks = _blocks(size)
+                nibbles = self._take("nibbles", -(-size // 2))
+                return _from_nibbles(nibbles, self._take("scales", len(blocks) - 1), blocks)
+            case "topk":
+                return self._topk(size)
+            case _:
+                assert_never(kind)
+
+    def _topk(self, size: int) -> _Floats:
         chosen = np.unpackbits(self._take("bitmaps", -(-size // 8))).view(np.bool_)
         if chosen[size:].any():
             raise refused("bitmap: expected zeros behind the last number")

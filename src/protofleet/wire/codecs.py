@@ -31,7 +31,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Final, Literal, TypeVar, assert_never, get_args
 
 import msgspec
 import numpy as np
@@ -237,15 +237,21 @@ class _Coder:
 
     def _kind(self, peak: float, *, remembered: bool, corrected: bool) -> Coded:
         """The codec's own, if something makes up for what it loses, and it can hold ``peak``."""
-        match self._codec.kind:
-            case "fp16" if peak == 0 or _LEAST_HALF <= peak <= _MOST_HALF:
-                return "fp16"
-            case "topk" if remembered:
-                return "topk"
-            case "int4" if remembered or corrected:
-                return "int4"
+        kind = self._codec.kind
+        match kind:
+            case "fp16":
+                fits = peak == 0 or _LEAST_HALF <= peak <= _MOST_HALF
+            case "topk":
+                fits = remembered
+            case "int4":
+                fits = remembered or corrected
+            case "int8":
+                fits = True
+            case "raw":
+                raise AssertionError("tensors that travel raw are not coded")
             case _:
-                return "int8"
+                assert_never(kind)
+        return kind if fits else "int8"
 
 
 def decode(
