@@ -226,6 +226,11 @@ class Rollouts:
         self._tell_wait(now)
         return before != (self.bundles, self.withdrawal)
 
+    def finish(self, state: RoundState) -> None:
+        """The run has ended: whose update was in its last rounds has had good ones."""
+        self._confirm(state)
+        self._judge(state)
+
     def _tell_wait(self, now: float) -> None:
         """Say what the roll-out waits for where nothing has happened for a while."""
         found = self._rollout
@@ -303,7 +308,12 @@ class Rollouts:
 
     def _confirm(self, state: RoundState) -> None:
         """Whose update was in a round that is over has had a good one."""
-        over = [device for device, round_id in self._delivered.items() if round_id < state.round_id]
+        ended = state.phase is RoundPhase.FINISHED
+        over = [
+            device
+            for device, round_id in self._delivered.items()
+            if ended or round_id < state.round_id
+        ]
         for device_id in over:
             del self._delivered[device_id]
             known = self._devices.get(device_id)

@@ -493,6 +493,7 @@ class Service:
         A device that is away learns the end from the retained announcement, so a broker that is
         away too is waited for.
         """
+        self._rollouts.finish(self._rounds.state)
         self._await_broker()
         self._send_home()
         until = time.monotonic() + _BROKER_S

@@ -198,6 +198,20 @@ def test_one_device_then_a_share_then_the_rest_then_the_run_itself(fleet, new):
     assert plan_in_place(fleet.config).bundle.digest == found.active
 
 
+def test_what_a_runs_last_rounds_confirm_is_noted_at_its_end(fleet, new):
+    """Rounds may follow each other faster than the roll-out is looked at."""
+    publish(fleet.config, new, RolloutSettings())
+    fleet.watch()
+    (first,) = fleet.offered
+    for state in ("fetched", "verified", "tested"):
+        fleet.says(first, state=state)
+    fleet.says(first, fleet.target)
+    fleet.rollouts.update_accepted(first, _record(first, 9))
+    fleet.rollouts.finish(RoundState(phase=RoundPhase.FINISHED, round_id=9))
+    (told,) = read_rollout(fleet.config).devices
+    assert (told.device_id, told.state) == (first, "confirmed")
+
+
 def test_a_roll_out_that_does_not_get_on_says_for_whom_it_waits(fleet, new):
     publish(fleet.config, new, RolloutSettings(by_hand=True))
     fleet.watch()
