@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,40 @@ def _enrol_as_printed(folder, line, federation):
     assert "anna: enrolled" in _done(inviting)
 
 
+def test_what_broker_init_prints_for_a_device_without_keys_joins_it(tmp_path, key):
+    folder, port = tmp_path, free_port()
+    _data(folder, key)
+    told = _run(folder, "broker", "init", "--host", "localhost", "--port", str(port))
+    place = folder / "federation" / "broker"
+    with _running(folder, *_printed(told, "start it:"), port):
+        _done(_typed(folder, *_printed(told, "without keys:"), NAME="dora"))
+        shutil.copy2(place / "ca.pem", folder)
+        assert (folder / "dora.password").is_file()
+        joining = told.partition("it joins with:")[2].strip()
+        _done(_typed(folder, "protofleet bundle trust signer.pem"))
+        joined = _typed(
+            folder,
+            f"export XDG_DATA_HOME=$PWD; {joining} --json",
+            NAME="dora",
+            BUNDLE="bundle.pfb",
+            FILE="mine.npz",
+        )
+        line = joined.stdout.readline()
+        assert line, joined.communicate()
+        assert json.loads(line)["device_id"] == "dora"
+        os.killpg(joined.pid, signal.SIGTERM)
+        joined.communicate(timeout=60)
+
+
+def _data(folder, key):
+    """A bundle, its signer's key, and a device's data."""
+    tiny_bundle(folder / "bundle.pfb", key)
+    save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
+    x, y = np.ones((6, 4), np.float32), np.arange(6) % 3
+    classes = np.array(["class0", "class1", "class2"])
+    np.savez(folder / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=classes)
+
+
 def _service(folder):
     """The command of the unit, as systemd would start it, with its folders in ``folder``."""
     unit = (Path(__file__).resolve().parents[2] / "docs" / "protofleet-device.service").read_text()
@@ -192,11 +227,7 @@ def test_a_service_that_is_not_enrolled_ends_for_good_and_says_what_enrols_it(tm
     """The line that it says is run as it stands, with the invitation in place of the word."""
     port, board = free_port(), tmp_path / "board"
     board.mkdir()
-    tiny_bundle(board / "bundle.pfb", key)
-    save_public_key(key.public_key().public_bytes_raw(), board / "signer.pem")
-    x, y = np.ones((6, 4), np.float32), np.arange(6) % 3
-    classes = np.array(["class0", "class1", "class2"])
-    np.savez(board / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=classes)
+    _data(board, key)
     told = _run(tmp_path, "broker", "init", "--host", "localhost", "--port", str(port))
     refused = _typed(board, _service(board))
     _, err = refused.communicate(timeout=60)
@@ -205,10 +236,44 @@ def test_a_service_that_is_not_enrolled_ends_for_good_and_says_what_enrols_it(tm
     with _running(tmp_path, *_printed(told, "start it:"), port):
         inviting = _typed(tmp_path, "protofleet device invite pi-1")
         next(lines := iter(inviting.stdout.readline, ""))
-        _done(_typed(board, enrolling, INVITATION=next(lines).split()[-1]))
+        told = _done(_typed(board, enrolling, INVITATION=next(lines).split()[-1]))
         _done(inviting)
+        (joining,) = _printed(told, "join with:")
+        _done(_typed(board, "protofleet bundle trust signer.pem"))
+        joined = _typed(board, f"{joining} --json", BUNDLE="bundle.pfb", FILE="mine.npz")
+        assert json.loads(joined.stdout.readline())["device_id"] == "pi-1"
+        os.killpg(joined.pid, signal.SIGTERM)
+        joined.communicate(timeout=60)
         device = _typed(board, f"{_service(board)} --json")
         assert json.loads(device.stdout.readline())["device_id"] == "pi-1"
         os.killpg(device.pid, signal.SIGTERM)
         device.communicate(timeout=60)
     assert device.returncode == 128 + signal.SIGTERM
+
+
+def test_what_a_coordinator_says_at_its_ends_is_run_as_printed(make_federation, tmp_path, key):
+    """Interrupted: how it goes on. Finished: how it is looked at."""
+    federation = make_federation("a study", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=5000)
+    for name in federation.devices:
+        federation.start_device(name)
+    first = _typed(federation.folder, f"protofleet coordinator run {federation.file.name}")
+    while "round 2" not in first.stdout.readline():
+        assert first.poll() is None
+    os.killpg(first.pid, signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+    (resuming,) = re.findall(r"to resume: (protofleet .+)$", err, re.MULTILINE)
+    again = _typed(federation.folder, resuming)
+    assert " resumes with round " in again.stdout.readline()
+    _run(federation.folder, "coordinator", "stop", federation.file.name)
+    out, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    (rounds,) = re.findall(r"stopped before round (\d+)", out)
+    federation.file.write_text(
+        federation.file.read_text().replace("rounds = 5000", f"rounds = {rounds}")
+    )
+    last = _done(_typed(federation.folder, resuming))
+    (looking,) = re.findall(r"to look at it: (protofleet report .+)$", last, re.MULTILINE)
+    page = Path(_done(_typed(federation.folder, looking)).strip().splitlines()[-1])
+    assert page.name == "report.html"
+    assert page.is_file()
