@@ -570,6 +570,9 @@ export const ENROLMENT = {
   refused: (federation: string, reason: string) => `federation '${federation}' refused: ${reason}; ask for a new invitation`,
   over: (reason: string, until: string) =>
     `${reason}: this invitation (until ${until}) was used, replaced or is over; ask for a new one`,
+  forbidden: (reason: string, federation: string) =>
+    `${reason}: whoever runs the broker has to let its access list serve federation '${federation}'; then the same ` +
+    "invitation goes on",
   unreached: (reason: string) => `this phone could not be enrolled: ${reason}; then the same invitation goes on`,
   again: (reason: string) => `${reason}; trying again`,
   clock: (seconds: number, where: "ahead of" | "behind") =>

@@ -56,7 +56,7 @@ export interface EnrolmentLink {
 
 export type EnrolmentEvent =
   | { readonly kind: "connected" | "drained" | "woken" }
-  | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean }
+  | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean; readonly forbidden?: boolean }
   | Delivery;
 
 interface Delivery {
@@ -308,7 +308,10 @@ class Enrolling {
     return answer;
   }
 
-  #onDisconnected({ reason, final }: { readonly reason: string; readonly final: boolean }): void {
+  #onDisconnected(
+    { reason, final, forbidden }: { readonly reason: string; readonly final: boolean; readonly forbidden?: boolean },
+  ): void {
+    if (forbidden) throw new UnavailableError(ENROLMENT.forbidden(reason, this.#invitation.federation));
     if (final) throw new UnavailableError(ENROLMENT.over(reason, minute(this.#invitation.until)));
     this.#unreached = reason;
     this.#options.told(ENROLMENT.again(reason));

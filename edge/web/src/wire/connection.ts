@@ -31,6 +31,10 @@ const CLIENT_ID = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 const TRY_AGAIN_LATER = 1013;
 export const UNSUPPORTED_VERSION = 0x84;
 export const NOT_AUTHORIZED = 0x87;
+/** The broker drops this one, or ends the connection; the link then sends smaller chunks. */
+export const PACKET_TOO_LARGE = 0x95;
+/** What MQTT.js makes of Mosquitto's answer 0x95 to a publish, which the standard has for DISCONNECT alone. */
+const UNKNOWN_PUBACK = "Invalid puback reason code";
 /** Refusals of MQTT 3.1.1 by the codes of MQTT 5. */
 const CODES_OF_3_1_1: ReadonlyMap<number, number> = new Map([
   [1, UNSUPPORTED_VERSION],
@@ -313,6 +317,10 @@ export class Connection {
   }
 
   #failed(error: Error): void {
+    if (error.message === UNKNOWN_PUBACK) {
+      this.#abort("publish refused: packet too large, or another reason that MQTT does not know", PACKET_TOO_LARGE);
+      return;
+    }
     const code = codeOf(error);
     const refused = this.#openedAt === null && code > 0;
     this.#abort(refused ? `broker refused: ${error.message}` : `connection lost: ${error.message}`, code);

@@ -10,17 +10,7 @@ import { InputError } from "../errors.ts";
 import { HUB } from "../texts.ts";
 import { HEADER_BYTES, MAX_DATA_BYTES, MIN_DATA_BYTES, RESERVED_BYTES } from "./chunks.ts";
 import { TAG_BYTES } from "./ciphers.ts";
-import {
-  Connection,
-  type ConnectionEvent,
-  type Counters,
-  type Ending,
-  type LinkOptions,
-  NOT_AUTHORIZED,
-  type Protocol,
-  UNSUPPORTED_VERSION,
-  deferred,
-} from "./connection.ts";
+import { Connection, type ConnectionEvent, type Counters, deferred, type Ending, type LinkOptions, NOT_AUTHORIZED, PACKET_TOO_LARGE, type Protocol, UNSUPPORTED_VERSION } from "./connection.ts";
 
 /** Upper bound of the first random wait: a restarted broker is back within about a second. */
 const BACKOFF_MIN_S = 1;
@@ -32,7 +22,6 @@ const STABLE_S = 60;
 const QUEUE_MAX = 1024;
 /** Timers take no more. */
 const TIMER_MAX_MS = 2 ** 31 - 1;
-const PACKET_TOO_LARGE = 0x95;
 /** Not authorised, bad client id, bad user or password, banned, bad method: trying again is no help. */
 const FINAL_CODES: ReadonlySet<number> = new Set([NOT_AUTHORIZED, 0x85, 0x86, 0x8a, 0x8c]);
 
@@ -41,6 +30,8 @@ export interface Disconnected {
   readonly kind: "disconnected";
   readonly reason: string;
   readonly final: boolean;
+  /** Whether the broker had let us in: then its access list refuses a topic, and not the account. */
+  readonly forbidden?: boolean;
 }
 
 /** `Link.wake` was called. */
@@ -173,7 +164,8 @@ export class Link {
       const ending = await this.#attempt();
       if (this.#closing) return;
       const final = FINAL_CODES.has(ending.code);
-      this.#put({ kind: "disconnected", reason: this.#reason(ending), final });
+      const forbidden = ending.opened && ending.code === NOT_AUTHORIZED;
+      this.#put({ kind: "disconnected", reason: this.#reason(ending), final, ...(forbidden && { forbidden }) });
       if (final) return;
       this.#everGreeted ||= ending.greeted;
       attempt = ending.stableS >= STABLE_S ? 0 : attempt + 1;

@@ -289,6 +289,17 @@ test("a broker that lets nobody in says that the invitation is over", async () =
   });
 });
 
+test("a broker whose access list forbids the question is told from an invitation that is over", async () => {
+  const forbidding = (link: ScriptedLink): void => {
+    link.connected = false;
+    link.events.splice(0, 1, { kind: "disconnected", reason: "hub: publish refused", final: true, forbidden: true });
+  };
+  await assert.rejects(run(silent, forbidding), {
+    name: "UnavailableError",
+    message: /^hub: publish refused: .*access list serve federation .*the same invitation goes on$/,
+  });
+});
+
 test("a connection that was lost is made again, and the question asked anew", async () => {
   const losing = (link: ScriptedLink): void => {
     link.events.unshift({ kind: "disconnected", reason: "hub: no network", final: false });

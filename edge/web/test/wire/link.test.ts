@@ -134,8 +134,9 @@ test("a denied publish stops with the reason", { skip: withoutMosquitto }, async
   const link = linkTo(t, broker.url);
   await next(link, "connected");
   link.publish("denied", bytes("1"));
-  const { final, reason } = await next(link, "disconnected");
+  const { final, forbidden, reason } = await next(link, "disconnected");
   assert.ok(final);
+  assert.ok(forbidden);
   assert.match(reason, /^publish refused: .*Not authorized/);
 });
 
@@ -172,6 +173,22 @@ test("the broker's packet limit shrinks chunks", { skip: withoutMosquitto }, asy
   const chunk = new Uint8Array(link.chunkBytes + HEADER_BYTES);
   assert.ok(link.publish("x", chunk));
   assert.deepEqual((await next(link, "delivery")).payload, chunk);
+});
+
+test("a broker that drops packets one by one halves the chunks until they pass", { skip: withoutMosquitto }, async (t) => {
+  const broker = await mosquitto(t, "message_size_limit 20000");
+  const link = linkTo(t, broker.url, { filters: ["x"] });
+  for (let size = MAX_DATA_BYTES; size > 20_000; size = Math.floor(size / 2)) {
+    await next(link, "connected");
+    assert.equal(link.chunkBytes, size);
+    link.publish("x", new Uint8Array(link.chunkBytes + HEADER_BYTES));
+    const { reason, final } = await next(link, "disconnected");
+    assert.match(reason, /^publish refused: packet too large/);
+    assert.ok(!final);
+  }
+  await next(link, "connected");
+  assert.ok(link.publish("x", new Uint8Array(link.chunkBytes + HEADER_BYTES)));
+  await next(link, "delivery");
 });
 
 test("a packet that was too large halves the chunks", async (t) => {
