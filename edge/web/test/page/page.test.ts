@@ -207,7 +207,7 @@ test("policy, pause and sections", { skip }, async () => {
   await page.getByRole("button", { name: "Pause" }).click();
   assert.deepEqual(await sent(page, "pause"), [{ kind: "pause" }]);
   await page.getByRole("link", { name: "Settings" }).click();
-  assert.equal(await page.evaluate(() => document.activeElement?.id), "content");
+  await page.waitForFunction(() => document.activeElement?.id === "content");
   await page.getByRole("switch", { name: "Only while charging" }).click();
   assert.deepEqual(await sent(page, "setPolicy"), [
     { kind: "setPolicy", policy: { onlyCharging: true, onlyUnmetered: false } },
