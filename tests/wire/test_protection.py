@@ -258,6 +258,18 @@ def test_of_two_copies_of_a_store_each_overtakes_once(keyed):
     assert told == [2, 3]
 
 
+def test_a_device_whose_earlier_presence_is_sent_again_stays_what_it_is(keyed):
+    coordinator = CoordinatorProtection(keyed.coordinator())
+    _, former = _met(keyed, coordinator)
+    device, _ = _met(keyed, coordinator)
+    with _refused("replay"):
+        coordinator.read(former, _PRESENCE, "pi-7", Presence)
+    assert _says(coordinator, device) is None
+    assert (
+        coordinator.read(device.write(_BEAT, _STATUS, "pi-7"), _STATUS, "pi-7", Heartbeat) == _BEAT
+    )
+
+
 def test_another_devices_start_overtakes_nobody(keyed):
     coordinator = CoordinatorProtection(keyed.coordinator())
     _met(keyed, coordinator)

@@ -23,6 +23,7 @@ from protofleet.wire.messages import (
     Announcement,
     CoordinatorHandshake,
     DeviceHandshake,
+    KnownStart,
     LeaseRecord,
     Message,
     Presence,
@@ -104,13 +105,13 @@ class CoordinatorProtection(Keyed):
         self._announced = self._noted = credentials.announced
         self._peers: dict[str, _Peer] = {}
         self._refused: deque[str] = deque(maxlen=MOST_REFUSED)
-        self._overtaken: dict[str, int] = {}
+        self._overtaken: dict[str, KnownStart] = {}
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
         """An announcement or a lease signed, anything else sealed for the device."""
         if isinstance(message, LeaseRecord):
-            certified = replace(message, certificate=self._own.certificate())
-            return signed(self._own.key, certified, topic)
+            lease = replace(message, certificate=self._own.certificate())
+            return signed(self._own.key, lease, topic)
         if not isinstance(message, Announcement):
             return super().write(message, topic, device_id)
         self._announced = max(self._announced + 1, int(time.time() * 1000))
@@ -203,7 +204,7 @@ class CoordinatorProtection(Keyed):
 
     def _note_overtaken(self, known: _Peer) -> None:
         self._overtaken.pop(known.grant, None)
-        self._overtaken[known.grant] = known.start
+        self._overtaken[known.grant] = KnownStart(start=known.start, nonce=known.nonce)
         if len(self._overtaken) > MOST_OVERTAKEN:
             del self._overtaken[next(iter(self._overtaken))]
 

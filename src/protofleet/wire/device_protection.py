@@ -20,6 +20,7 @@ from protofleet.wire.messages import (
     Announcement,
     CoordinatorHandshake,
     DeviceHandshake,
+    KnownStart,
     Message,
     Presence,
     TransferOffer,
@@ -136,7 +137,7 @@ class DeviceProtection(Keyed):
         self._in_force = name not in handshake.refused
         if not self._in_force:
             self._own.refused()
-        self._overtake(handshake.starts.get(name, 0))
+        self._overtake(handshake.starts.get(name))
         return announcement
 
     def seal(self, record: bytes, topic: str, device_id: str) -> bytes | None:  # noqa: ARG002 - only one peer
@@ -155,14 +156,16 @@ class DeviceProtection(Keyed):
         signature = sign_offer(own.key, offer, federation=own.federation, device_id=own.device_id)
         return replace(offer, signature=signature)
 
-    def _overtake(self, known: int) -> None:
+    def _overtake(self, known: KnownStart | None) -> None:
         """Go on behind the start that a coordinator knows, once in a process.
 
         A store that was restored has forgotten its last starts; of two copies of one store, which
         would overtake each other for ever, each does so once.
         """
-        if self._start == self._own.start and self._start <= known < MOST_COUNT - 1:
-            self._start = known + 1
+        if known is None or known.nonce == self._handshake.nonce.hex():
+            return
+        if self._start == self._own.start and self._start <= known.start < MOST_COUNT - 1:
+            self._start = known.start + 1
             self._overtakes = True
             self._own.overtake(self._start)
 

@@ -65,6 +65,13 @@ class DeviceHandshake(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
 
 
+class KnownStart(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest process of a device that a coordinator knows: its ``start`` and ``nonce``."""
+
+    start: int
+    nonce: Word
+
+
 class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator's part of every session, in its announcement.
 
@@ -74,7 +81,8 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     keys handed over, oldest first. ``refused``: names (``identity.grant_name``) of grants that this
     process was shown, or had a session with, and that are no longer in force; the latest alone.
     ``starts``: of grants whose devices have come with an earlier start than is known, the known
-    one: a store that was restored from a backup goes on behind it.
+    one: a store that was restored from a backup goes on behind it. Its nonce tells the process that
+    is meant that only an old presence of its own was sent again.
     """
 
     certificate: str
@@ -83,7 +91,7 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     rotations: tuple[str, ...] = ()
     refused: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MOST_REFUSED)] = ()
-    starts: Annotated[dict[Word, int], msgspec.Meta(max_length=MOST_OVERTAKEN)] = {}
+    starts: Annotated[dict[Word, KnownStart], msgspec.Meta(max_length=MOST_OVERTAKEN)] = {}
 
 
 class BundleProgress(msgspec.Struct, frozen=True, kw_only=True):
