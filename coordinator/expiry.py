@@ -32,7 +32,7 @@ REPEAT_S = 86_400.0
 """How often it tells the same again."""
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class Expiration(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that ends soon, or has ended.
 
     Attributes:
@@ -55,7 +55,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what} ends at {at}, in {duration_text(self.until_s - now_s)}"
 
 
-def endings(config: FederationConfig, now_s: float) -> tuple[Ending, ...]:
+def expirations(config: FederationConfig, now_s: float) -> tuple[Expiration, ...]:
     """What of a federation with keys has ended or ends within ``AHEAD_S``, the earliest first.
 
     Raises:
@@ -66,14 +66,14 @@ def endings(config: FederationConfig, now_s: float) -> tuple[Ending, ...]:
     broker = own_broker(config.keys, config.federation)
     found = [
         *_certificate(config.run_dir, config.keys),
-        *(() if broker is None else broker_endings(broker.path)),
+        *(() if broker is None else broker_expirations(broker.path)),
         *_grants(config.keys, config.federation, now_s),
     ]
     soon = [one for one in found if one.until_s < now_s + AHEAD_S]
     return tuple(sorted(soon, key=lambda one: one.until_s))
 
 
-def _certificate(run_dir: Path, keys: Path) -> Iterator[Ending]:
+def _certificate(run_dir: Path, keys: Path) -> Iterator[Expiration]:
     try:
         text = (run_dir / PATH).read_text(encoding="ascii")
         until = end_of(text, CoordinatorCertificate)
@@ -86,10 +86,10 @@ def _certificate(run_dir: Path, keys: Path) -> Iterator[Ending]:
             f"put {KEY_FILE} into '{keys}': a running coordinator makes a new one within a "
             "minute; then take it away again"
         )
-    yield Ending(what="the coordinator's certificate", until_s=until, remedy=remedy)
+    yield Expiration(what="the coordinator's certificate", until_s=until, remedy=remedy)
 
 
-def broker_endings(folder: Path) -> Iterator[Ending]:
+def broker_expirations(folder: Path) -> Iterator[Expiration]:
     """When the certificates of a broker's folder end, however late that is; none without them."""
     for path in (folder / name for name in ("ca.pem", "server.pem")):
         try:
@@ -98,14 +98,14 @@ def broker_endings(folder: Path) -> Iterator[Ending]:
             continue  # the broker is made elsewhere, or its files are: the doctor looks there
         anew = f"a new folder by protofleet broker init, and {path.name} to every device"
         renew = f"protofleet broker init --renew {shell_word(path.parent)}, and reload the broker"
-        yield Ending(
+        yield Expiration(
             what=f"certificate '{path}' of the broker",
             until_s=until,
             remedy=anew if path.name == "ca.pem" else renew,
         )
 
 
-def _grants(keys: Path, federation: str, now_s: float) -> Iterator[Ending]:
+def _grants(keys: Path, federation: str, now_s: float) -> Iterator[Expiration]:
     if not (keys / "members.sqlite").exists():
         return
     with Members(keys, federation) as members:
@@ -123,7 +123,7 @@ def _grants(keys: Path, federation: str, now_s: float) -> Iterator[Ending]:
             f"a new one: protofleet device rotate --keys {shell_word(keys)} {shell_word(names[0])}"
             + " …" * (len(names) > 1)
         )
-        yield Ending(what=what, until_s=ending[0][0], remedy=remedy, devices=names)
+        yield Expiration(what=what, until_s=ending[0][0], remedy=remedy, devices=names)
 
 
 class Expiry:
@@ -156,7 +156,7 @@ class Expiry:
         if renewed:
             self._sink(CertificateRenewed(until_s=self._certificate.until))
         now_s = time.time()
-        for one in endings(self._config, now_s):
+        for one in expirations(self._config, now_s):
             if self._told.get(one.what, 0.0) + REPEAT_S <= now_s:
                 self._told[one.what] = now_s
                 over = one.until_s <= now_s

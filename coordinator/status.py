@@ -13,7 +13,7 @@ import msgspec
 
 from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
 from protofleet.coordinator.device_rows import DeviceRows
-from protofleet.coordinator.expiry import Ending, endings
+from protofleet.coordinator.expiry import Expiration, expirations
 from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
@@ -85,7 +85,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     held: tuple[Hold, ...] = ()
-    ending: tuple[Ending, ...] = ()
+    ending: tuple[Expiration, ...] = ()
     cells: tuple[Status, ...] = ()
 
 
@@ -233,7 +233,7 @@ def read_status(config: FederationConfig) -> Status:
         ),
         refused=found.refused,
         held=found.held,
-        ending=endings(config, time.time()),
+        ending=expirations(config, time.time()),
         cells=_cells(config),
     )
 

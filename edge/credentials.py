@@ -114,6 +114,59 @@ def load_enrolment(folder: Path) -> Enrolment | None:
     return _read(folder / _ENROLMENT, Enrolment)
 
 
+class _Notes:
+    """What a process notes in its enrolment's folder, and tells its owner, while it runs.
+
+    Args:
+        enrolment: its own.
+        own: folder of the enrolment's files.
+    """
+
+    def __init__(self, enrolment: Enrolment, own: Path) -> None:
+        self._federation, self._own = enrolment.federation, own
+        memory = _read(own / _MEMORY, _Memory) or _Memory(
+            start=0, announced=0, federation_key=enrolment.federation_key
+        )
+        self.memory = msgspec.structs.replace(memory, start=memory.start + 1)
+        self._told_at = float("-inf")
+        self._keep()
+
+    def note(self, sequence: int, federation_key: bytes) -> None:
+        """Keep what was announced last, and the federation key then in force."""
+        self.memory = msgspec.structs.replace(
+            self.memory, announced=sequence, federation_key=federation_key.hex()
+        )
+        # Not against power loss: what then may be repeated is an announcement of the last minutes.
+        replace_whole(self._own / _MEMORY, _encode(self.memory))
+
+    def overtake(self, start: int) -> None:
+        """Keep a later start, which a coordinator knows."""
+        self.memory = msgspec.structs.replace(self.memory, start=start)
+        self._keep()
+        _log.warning(
+            "the coordinator knows a later start of this device than its store: the store was "
+            "restored from a backup, or another device has a copy of it; it goes on as start %d",
+            start,
+        )
+
+    def refused(self) -> None:
+        """Tell, now and then, that the grant is over."""
+        if time.monotonic() < self._told_at + _TELL_AGAIN_S:
+            return
+        self._told_at = time.monotonic()
+        _log.warning(
+            "the coordinator of federation %s says that this device's grant is no longer in "
+            "force: it was revoked, or replaced by a later one; until the device is enrolled "
+            "anew it takes no part: %s",
+            self._federation,
+            REMEDY,
+        )
+
+    def _keep(self) -> None:
+        _write(self._own / _MEMORY, self.memory)
+        sync_folder(self._own)
+
+
 def open_credentials(folder: Path) -> DeviceCredentials | None:
     """The credentials of this process, which counts as one start; None: not enrolled.
 
@@ -124,7 +177,6 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     enrolment = load_enrolment(folder)
     if enrolment is None:
         return None
-    own = folder / enrolment.files
     key, grant = check_enrolment(folder, enrolment)
     if grant.until - time.time() < AHEAD_S:
         _log.warning(
@@ -133,57 +185,18 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
             clock_text(grant.until),
             REMEDY,
         )
-    memory = _read(own / _MEMORY, _Memory) or _Memory(
-        start=0, announced=0, federation_key=enrolment.federation_key
-    )
-    started = msgspec.structs.replace(memory, start=memory.start + 1)
-    _write(own / _MEMORY, started)
-    sync_folder(own)
-
-    def note(sequence: int, federation_key: bytes) -> None:
-        nonlocal started
-        started = msgspec.structs.replace(
-            started, announced=sequence, federation_key=federation_key.hex()
-        )
-        # Not against power loss: what then may be repeated is an announcement of the last minutes.
-        replace_whole(own / _MEMORY, _encode(started))
-
-    told_at = float("-inf")
-
-    def overtake(start: int) -> None:
-        nonlocal started
-        started = msgspec.structs.replace(started, start=start)
-        _write(own / _MEMORY, started)
-        sync_folder(own)
-        _log.warning(
-            "the coordinator knows a later start of this device than its store: the store was "
-            "restored from a backup, or another device has a copy of it; it goes on as start %d",
-            start,
-        )
-
-    def refused() -> None:
-        nonlocal told_at
-        if time.monotonic() >= told_at + _TELL_AGAIN_S:
-            told_at = time.monotonic()
-            _log.warning(
-                "the coordinator of federation %s says that this device's grant is no longer in "
-                "force: it was revoked, or replaced by a later one; until the device is enrolled "
-                "anew it takes no part: %s",
-                enrolment.federation,
-                REMEDY,
-            )
-
+    notes = _Notes(enrolment, folder / enrolment.files)
     return DeviceCredentials(
         federation=enrolment.federation,
         device_id=enrolment.device_id,
         key=key,
         grant=enrolment.grant,
-        federation_key=bytes.fromhex(started.federation_key),
-        start=started.start,
-        announced=started.announced,
-        note=note,
-        refused=refused,
-        overtake=overtake,
+        federation_key=bytes.fromhex(notes.memory.federation_key),
+        start=notes.memory.start,
+        announced=notes.memory.announced,
+        note=notes.note,
+        refused=notes.refused,
+        overtake=notes.overtake,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from protofleet.coordinator.events.base import (
     CoordinatorEvent,
-    Refusal,
+    RefusalEvent,
 )
 from protofleet.coordinator.events.broker import (
     AnotherCoordinator,
@@ -91,7 +91,7 @@ __all__ = [
     "Operated",
     "Paused",
     "Pausing",
-    "Refusal",
+    "RefusalEvent",
     "RoundClosed",
     "RoundExtended",
     "RoundOpened",

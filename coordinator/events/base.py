@@ -40,7 +40,7 @@ class CoordinatorEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="eve
         raise NotImplementedError(f"event '{self.name}' has no sentence")
 
 
-class Refusal(CoordinatorEvent, frozen=True, kw_only=True):
+class RefusalEvent(CoordinatorEvent, frozen=True, kw_only=True):
     """Base of what was refused to a device, or by one: the broken ``rule`` and the ``reason``."""
 
     level: ClassVar[int] = logging.WARNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
-from protofleet.coordinator.events.base import CoordinatorEvent, Refusal
+from protofleet.coordinator.events.base import CoordinatorEvent, RefusalEvent
 from protofleet.coordinator.events.text import safe
 from protofleet.units import byte_text
 
@@ -51,7 +51,7 @@ class DeviceHeld(CoordinatorEvent, frozen=True, kw_only=True, tag="device_held")
         return f"{self.device_id} is there and may not take part: {held} ({self.live} live)"
 
 
-class DeviceRefused(Refusal, frozen=True, kw_only=True, tag="device_refused"):
+class DeviceRefused(RefusalEvent, frozen=True, kw_only=True, tag="device_refused"):
     """A device cannot take part, or something it sent was discarded."""
 
     def _says(self) -> str:
@@ -70,7 +70,7 @@ class DeviceLog(CoordinatorEvent, frozen=True, kw_only=True, tag="device_log"):
         return f"round {self.round_id} has failed on {self.device_id}; its log: {lines}"
 
 
-class TaskRefused(Refusal, frozen=True, kw_only=True, tag="task_refused"):
+class TaskRefused(RefusalEvent, frozen=True, kw_only=True, tag="task_refused"):
     """A device will not take part in the round; the transfer is its task's payload."""
 
     round_id: int
@@ -109,7 +109,7 @@ class UpdateReceived(CoordinatorEvent, frozen=True, kw_only=True, tag="update_re
         )
 
 
-class UpdateRejected(Refusal, frozen=True, kw_only=True, tag="update_rejected"):
+class UpdateRejected(RefusalEvent, frozen=True, kw_only=True, tag="update_rejected"):
     """An update was late, invalid or unwanted."""
 
     round_id: int

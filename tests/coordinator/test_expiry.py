@@ -10,7 +10,7 @@ from tiny_bundle import tiny_bundle
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator import events
 from protofleet.coordinator.credentials import CERTIFICATE_S, open_credentials
-from protofleet.coordinator.expiry import LOOK_S, REPEAT_S, Expiry, endings
+from protofleet.coordinator.expiry import LOOK_S, REPEAT_S, Expiry, expirations
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import GRANT_S, KEY_FILE, Members
 from protofleet.federation.settings import FederationConfig
@@ -106,14 +106,14 @@ def test_all_that_ends_is_listed_the_earliest_first(run, config, clock):
     for name in ("anna", "berta"):
         run.members.grant(key, name, bytes(32))
     run.members.revoke("berta")
-    assert endings(config, time.time()) == ()
+    assert expirations(config, time.time()) == ()
     days = GRANT_S / _DAY_S - 3
     clock(days)
-    found = endings(config, time.time())
+    found = expirations(config, time.time())
     assert [one.what for one in found] == ["the coordinator's certificate", "the grant of anna"]
     assert found[1].devices == ("anna",)
     assert found[1].remedy.endswith(f"--keys {config.keys} anna")
-    late = endings(config, time.time() + 100 * _DAY_S)
+    late = expirations(config, time.time() + 100 * _DAY_S)
     assert [one.what for one in late][2:] == [
         f"certificate '{config.keys / 'broker' / 'server.pem'}' of the broker"
     ]
@@ -122,4 +122,4 @@ def test_all_that_ends_is_listed_the_earliest_first(run, config, clock):
 
 def test_a_federation_without_keys_has_nothing_that_ends(config):
     keyless = msgspec.structs.replace(config, keys=None)
-    assert endings(keyless, time.time() + 10_000 * _DAY_S) == ()
+    assert expirations(keyless, time.time() + 10_000 * _DAY_S) == ()

@@ -230,10 +230,10 @@ def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
 
 def _ending(folder: Path) -> Iterator[str]:
     """Certificates that end within thirty days, or have ended."""
-    from protofleet.coordinator.expiry import AHEAD_S, broker_endings
+    from protofleet.coordinator.expiry import AHEAD_S, broker_expirations
 
     now_s = time.time()
-    for one in broker_endings(folder):
+    for one in broker_expirations(folder):
         if one.until_s < now_s + AHEAD_S:
             yield f"{one.text(now_s)}: {one.remedy}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from protofleet.coordinator.expiry import endings
+from protofleet.coordinator.expiry import expirations
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.status import read_identity
@@ -50,7 +50,7 @@ def _keys(subject: FederationSubject) -> Iterator[Observation]:
         has_key = members.private_key() is not None
         count = len(members.members())
     now_s = time.time()
-    for one in endings(config, now_s):
+    for one in expirations(config, now_s):
         level = problem if one.until_s <= now_s else warning
         yield level(one.text(now_s), one.remedy)
     where = "here" if has_key else "kept elsewhere, as it may be"

@@ -107,7 +107,7 @@ class EventStream:
                 self._note_update(said, event.time_s)
             case events.DeviceLog():
                 self._note_log(said.device_id, event)
-            case events.Refusal():
+            case events.RefusalEvent():
                 self.against[said.device_id] = (said.rule, said.reason)
 
     def _note_update(self, update: events.UpdateReceived, time_s: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from protofleet.coordinator import events
-from protofleet.coordinator.expiry import endings
+from protofleet.coordinator.expiry import expirations
 from protofleet.errors import ProtofleetError
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
@@ -128,7 +128,7 @@ def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
 
 def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
     recent = [one.said for one in run.events if one.time_s > now_s - _HOUR_S]
-    refusals = [one for one in recent if isinstance(one, events.Refusal)]
+    refusals = [one for one in recent if isinstance(one, events.RefusalEvent)]
     counts = Counter(one.rule for one in refusals)
     counts.pop(_OWNERS_RULE, None)
     for rule, count in counts.most_common(8):
@@ -177,7 +177,7 @@ def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
     if watched.config is None:
         return
     try:
-        found = endings(watched.config, now_s)
+        found = expirations(watched.config, now_s)
     except ProtofleetError as error:
         yield Alert(level="problem", what=str(error), remedy="restore the federation's folder")
         return
