@@ -6,10 +6,9 @@ import time
 
 from protofleet.coordinator.held import HeldDevices
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Totals
 from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.reported_totals import ReportedTotals
+from protofleet.coordinator.reported_usage import ReportedUsage
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.roll_call import RollCall
 from protofleet.coordinator.rounds import Rounds
@@ -18,6 +17,7 @@ from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.wire.events import Ignored
 from protofleet.wire.messages import Heartbeat, Presence
+from protofleet.wire.usage import usage_of
 
 _TWINS = (
     "two devices have the id '{}', and each answers for the other; give each its own --store and "
@@ -36,7 +36,7 @@ class Attendance:
         rounds: told who comes and goes.
         ledger: of the run folder.
         registry: of devices.
-        totals: what they say that they have paid.
+        usage: what they say that they have used.
         roll_call: called for devices that are not known.
         receipts: told who has heard its own.
         reporter: told what happens.
@@ -48,13 +48,13 @@ class Attendance:
         ledger: Ledger,
         *,
         registry: Registry,
-        totals: ReportedTotals,
+        usage: ReportedUsage,
         roll_call: RollCall,
         receipts: Receipts,
         reporter: Reporter,
     ) -> None:
         self._rounds, self._ledger = rounds, ledger
-        self._registry, self._totals, self._roll_call = registry, totals, roll_call
+        self._registry, self._usage, self._roll_call = registry, usage, roll_call
         self._receipts, self._reporter = receipts, reporter
         self._class_counts = ledger.devices.registered()
         self._refused = ledger.devices.refused()
@@ -141,12 +141,8 @@ class Attendance:
             self._receipts.on_heartbeat(device_id, heartbeat)
             self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._rounds.state.round_id:
-            totals = Totals(
-                bytes_up=heartbeat.bytes_up,
-                bytes_down=heartbeat.bytes_down,
-                peak_rss_bytes=heartbeat.peak_rss_bytes,
-            )
-            self._totals.note(device_id, heartbeat.round_id, totals, time.monotonic())
+            usage = usage_of(heartbeat)
+            self._usage.note(device_id, heartbeat.round_id, usage, time.monotonic())
             if heartbeat.log:
                 self._reporter.device_log(device_id, heartbeat.round_id, heartbeat.log)
 

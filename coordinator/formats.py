@@ -1,7 +1,8 @@
 """Formats of a run's ledger: one that an earlier version has written is brought up at opening.
 
 A version that changes what ``ledger_rows.SCHEMA`` says of a table that is there raises ``FORMAT``
-and adds a step from the format before. ``tests/coordinator/folders`` has a run folder of each.
+and adds a step from the format before; what devices tell of their use has columns that come by
+themselves (``usage_rows``). ``tests/coordinator/folders`` has a run folder of each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from protofleet import __version__
+from protofleet.coordinator.usage_rows import add_columns
 from protofleet.durable import sync_folder
 from protofleet.errors import InputError
 from protofleet.private_files import make_private_file
@@ -53,6 +55,7 @@ def bring_up(path: Path, db: sqlite3.Connection) -> None:
     """
     meta = _meta(db)
     if "format" not in meta or meta["format"] == str(FORMAT):
+        add_columns(db)
         return
     check_known(path.parent, meta)
     found = int(meta["format"])
@@ -65,6 +68,7 @@ def bring_up(path: Path, db: sqlite3.Connection) -> None:
     with db:
         for step in range(found, FORMAT):
             _STEPS[step](db)
+        add_columns(db)
         db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (str(FORMAT),))
     _log.warning(
         "run folder '%s': its ledger of format %s is one of format %s now; as it was it lies in "
@@ -101,6 +105,7 @@ def check_format(folder: Path, meta: Mapping[str, str]) -> None:
 def check_ledger(folder: Path, db: sqlite3.Connection) -> None:
     """As ``check_format``, of a database that was opened to write an operator's order."""
     check_format(folder, _meta(db))
+    add_columns(db)
 
 
 def check_known(folder: Path, meta: Mapping[str, str]) -> None:

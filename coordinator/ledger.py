@@ -98,7 +98,7 @@ class Ledger(LedgerReading):
         """Write what is pending and release the folder."""
         try:
             with self._db:
-                self.traffic.flush()
+                self.usage.flush()
         finally:
             self._db.close()
             self._remover.close()
@@ -167,7 +167,7 @@ class Ledger(LedgerReading):
                 " VALUES (?, 'open', ?, ?, ?)",
                 (round_id, size, final, opened_s),
             )
-            self.traffic.flush()
+            self.usage.flush()
             self.devices.invite(round_id, cohort, final=final)
 
     def extend_round(self, round_id: int, attempt: int, added: Collection[str]) -> None:
@@ -179,7 +179,7 @@ class Ledger(LedgerReading):
             (final,) = self._db.execute(
                 "SELECT final FROM rounds WHERE round_id = ?", (round_id,)
             ).fetchone()
-            self.traffic.flush()
+            self.usage.flush()
             self.devices.invite(round_id, added, final=bool(final))
 
     def accept(self, *arrivals: ArrivedUpdate) -> None:
@@ -195,7 +195,7 @@ class Ledger(LedgerReading):
                 sync_folder(self.spool)
         move_all(files)
         with self._db:
-            self.traffic.flush()
+            self.usage.flush()
             for one in arrivals:
                 self._note_accepted(one, files[one.source])
 
@@ -320,7 +320,7 @@ class Ledger(LedgerReading):
         write_whole(self.folder / name, data)
         sync_folder(self.states)
         with self._db:
-            self.traffic.flush()
+            self.usage.flush()
             self._db.execute(
                 "UPDATE rounds SET phase = 'committed', seconds = max(0, ? - opened_s),"
                 " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?, figures = ?"

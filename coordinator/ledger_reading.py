@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from protofleet.coordinator.ledger_rows import IDLE, NO_TRAFFIC, Accepted, Traffic
-from protofleet.coordinator.traffic_rows import TrafficRows
+from protofleet.coordinator.usage_rows import UsageRows
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
@@ -21,6 +21,7 @@ from protofleet.federation.records import (
     UpdateRecord,
 )
 from protofleet.tensors import TaskName
+from protofleet.wire.usage import NO_USAGE
 
 _LAST = "(SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
 _COUNTED, _REPORTED_IN = f"counted_in <= {_LAST}", f"round_id <= {_LAST}"
@@ -58,7 +59,7 @@ class LedgerReading:
 
     def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
         self._db, self.folder = db, folder
-        self.traffic = TrafficRows(db)
+        self.usage = UsageRows(db)
 
     def about(self) -> RunAbout | None:
         """What the coordinator has noted of the run; None: one of an earlier version has not."""
@@ -78,7 +79,7 @@ class LedgerReading:
     def committed_round(self, round_id: int) -> RoundRecord:
         """One of them, with its bytes: as cheap at the end of a long run as at its beginning."""
         row = self._db.execute(f"{_ROUNDS} AND round_id = ?", (round_id,)).fetchone()
-        return _round(row, self.traffic.of_round(round_id))
+        return _round(row, self.usage.of_round(round_id))
 
     def update_norms(self) -> Iterator[dict[str, float]]:
         """``RoundRecord.update_norms`` of all committed rounds, in order."""
@@ -211,13 +212,13 @@ class RootReading(LedgerReading):
             "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
             " ORDER BY length(cell), cell"
         ).fetchall()
-        last = dict(self.traffic.latest())
+        last = {name: usage for name, _, usage in self.usage.latest()}
         return tuple(
             CellRecord(
                 id=name,
                 devices=count,
-                bytes_up=last[name].bytes_up if name in last else 0,
-                bytes_down=last[name].bytes_down if name in last else 0,
+                bytes_up=last.get(name, NO_USAGE).bytes_up,
+                bytes_down=last.get(name, NO_USAGE).bytes_down,
             )
             for name, count in counts
         )

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import msgspec
 
 from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
+from protofleet.coordinator.usage_rows import SCHEMA as USAGE
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import Update
@@ -24,6 +25,7 @@ IDLE = "json_extract(record, '$.num_examples') = 0"
 """Of an update: its device had nothing to train on."""
 SCHEMA = f"""
 {ROLLOUTS}
+{USAGE}
 CREATE TABLE IF NOT EXISTS meta (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL
@@ -107,17 +109,6 @@ CREATE TABLE IF NOT EXISTS control (
     rounds INTEGER NOT NULL,
     taken INTEGER NOT NULL
 ) STRICT;
-
-CREATE TABLE IF NOT EXISTS traffic (
-    device_id TEXT NOT NULL,
-    round_id INTEGER NOT NULL,
-    bytes_up INTEGER NOT NULL,
-    bytes_down INTEGER NOT NULL,
-    peak_rss_bytes INTEGER NOT NULL,
-    PRIMARY KEY (device_id, round_id)
-) STRICT;
-
-CREATE INDEX IF NOT EXISTS traffic_by_round ON traffic (round_id);
 """
 
 THINNED = (
@@ -164,14 +155,6 @@ class ArrivedUpdate:
     offer: TransferOffer | None = None
     reference: str = ""
     counted_in: int = 0
-
-
-class Totals(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a device had paid in all, as of its last heartbeat that named a round."""
-
-    bytes_up: int
-    bytes_down: int
-    peak_rss_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
+from msgspec.structs import asdict, replace
+
 from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.ledger_reading import LedgerReading, RunAbout, one_state, reading_of
-from protofleet.coordinator.ledger_rows import Totals, Traffic
+from protofleet.coordinator.ledger_rows import Traffic
 from protofleet.coordinator.status import opened_ledger
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
@@ -28,6 +30,7 @@ from protofleet.federation.records import (
     save_by_device,
 )
 from protofleet.federation.scores import last_scores, run_scores
+from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
 
 _log = logging.getLogger(__name__)
 
@@ -77,11 +80,11 @@ class Results:
         """Details of each device, by id; beside them grow the rounds' bytes, and its summary."""
         names = self._ledger.device_ids()
         most = max(1, min(_SAMPLES, _SAMPLES_IN_ALL // max(1, len(names))))
-        paid = _summed(self._ledger.traffic.by_device(), sums)
-        latest = self._ledger.traffic.latest()
-        for name, of_rounds, totals in _beside(names, paid, latest):
+        paid = _summed(self._ledger.usage.by_device(), sums)
+        latest = ((one, usage) for one, _, usage in self._ledger.usage.latest())
+        for name, of_rounds, usage in _beside(names, paid, latest):
             details = self._details(name, of_rounds, most)
-            summaries.append(_summary(details, totals))
+            summaries.append(_summary(details, usage))
             yield details
 
     def _details(
@@ -149,8 +152,8 @@ def refresh(run_dir: Path) -> None:
 def _beside(
     names: list[str],
     paid: Iterator[tuple[str, tuple[RoundBytes, ...]]],
-    latest: Iterator[tuple[str, Totals]],
-) -> Iterator[tuple[str, tuple[RoundBytes, ...] | None, Totals | None]]:
+    latest: Iterator[tuple[str, DeviceUsage]],
+) -> Iterator[tuple[str, tuple[RoundBytes, ...] | None, DeviceUsage | None]]:
     """Each name with what it told; all are by name, and of other devices is told, too."""
     told = zip(paid, latest, strict=True)
     current = next(told, None)
@@ -202,12 +205,11 @@ def _tail(newest_first: list[tuple[float, ...]], most: int) -> tuple[float, ...]
     return tuple(chain.from_iterable(reversed(newest_first)))[-most:]
 
 
-def _summary(device: DeviceDetails, totals: Totals | None) -> DeviceRecord:
+def _summary(device: DeviceDetails, usage: DeviceUsage | None) -> DeviceRecord:
+    of_updates = replace(NO_USAGE, peak_rss_bytes=device.peak_rss_bytes)
     return DeviceRecord(
         id=device.id,
-        bytes_up=totals.bytes_up if totals else 0,
-        bytes_down=totals.bytes_down if totals else 0,
         train_step_ms=percentiles(device.train_step_ms, 50, 95),
         infer_ms=percentiles(device.infer_ms, 50, 95, 99),
-        peak_rss_bytes=max(device.peak_rss_bytes, totals.peak_rss_bytes if totals else 0),
+        **asdict(merged(usage or NO_USAGE, of_updates)),
     )

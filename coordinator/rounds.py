@@ -18,7 +18,7 @@ from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.reported_totals import ReportedTotals
+from protofleet.coordinator.reported_usage import ReportedUsage
 from protofleet.coordinator.reporter import Reporter
 from protofleet.errors import RefusedError
 from protofleet.federation import membership, schedule
@@ -42,7 +42,7 @@ class Rounds:
         reporter: told what happens, as ``sink`` is.
         sink: told of each closed round.
         registry: of devices, for the chunks that they take.
-        totals: of who takes part.
+        usage: of who takes part.
         announcer: tells all devices where the run stands.
         before_close: accepts the updates that have arrived, which so count in the closing round.
 
@@ -63,14 +63,14 @@ class Rounds:
         reporter: Reporter,
         sink: events.Sink,
         registry: Registry,
-        totals: ReportedTotals,
+        usage: ReportedUsage,
         announcer: Announcer,
         before_close: Callable[[], None],
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
         self._schedule = self._make_schedule()
         self._reporter, self._sink = reporter, sink
-        self._registry, self._totals, self._announcer = registry, totals, announcer
+        self._registry, self._usage, self._announcer = registry, usage, announcer
         self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
         self.server_state = replace(found, round_id=max(found.round_id, ledger.run.next_round - 1))
@@ -193,7 +193,7 @@ class Rounds:
             counts=plan.sends.counts,
             epoch=self._announcer.epoch,
         )
-        self._totals.invited(clients)
+        self._usage.invited(clients)
         tasks = {one: self.state.task_of(one) for one in clients}
         payloads = {one: self.payloads.payload_for(of, one) for one, of in tasks.items()}
         alike = Counter(one.path for one in payloads.values())

@@ -25,7 +25,7 @@ from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.reported_totals import ReportedTotals
+from protofleet.coordinator.reported_usage import ReportedUsage
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.roll_call import RollCall
@@ -98,9 +98,9 @@ class Service:
         self._intake = Intake()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
-        totals = ReportedTotals(ledger)
+        usage = ReportedUsage(ledger)
         self._roll_call = RollCall(
-            totals.known, time.monotonic(), plan.config.limits.connections_per_s
+            usage.known, time.monotonic(), plan.config.limits.connections_per_s
         )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         self.switched = self._draining = self._paused = False
@@ -131,7 +131,7 @@ class Service:
             reporter=self._reporter,
             sink=sink,
             registry=self._registry,
-            totals=totals,
+            usage=usage,
             announcer=self._announcer,
             before_close=self._store_arrived,
         )
@@ -139,7 +139,7 @@ class Service:
             self._rounds,
             ledger,
             registry=self._registry,
-            totals=totals,
+            usage=usage,
             roll_call=self._roll_call,
             receipts=receipts,
             reporter=self._reporter,

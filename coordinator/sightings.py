@@ -18,8 +18,10 @@ from typing import Any
 import msgspec
 
 from protofleet.coordinator.registry import Device
+from protofleet.coordinator.usage_rows import COLUMNS, NAMES, from_columns, to_columns
 from protofleet.private_files import make_private_file
 from protofleet.wire.messages import Heartbeat
+from protofleet.wire.usage import NO_USAGE, DeviceUsage, usage_of
 
 SIGHTINGS = "sightings.sqlite"
 FLUSH_S = 1.0
@@ -41,7 +43,7 @@ class Sighting(msgspec.Struct, kw_only=True, gc=False):
         bundle: digest of the one that it has.
         phase: of its last heartbeat, since ``phase_since_s``; empty: there was none.
         round_id: of its last heartbeat.
-        bytes_up, bytes_down, peak_rss_bytes: as its last heartbeat said.
+        usage: as its last heartbeat said.
     """
 
     device_id: str
@@ -53,25 +55,27 @@ class Sighting(msgspec.Struct, kw_only=True, gc=False):
     phase: str = ""
     phase_since_s: float = 0.0
     round_id: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    peak_rss_bytes: int = 0
+    usage: DeviceUsage = NO_USAGE
 
 
-_FIELDS = Sighting.__struct_fields__
+_FIELDS = Sighting.__struct_fields__[:-1]
+"""Without ``usage``, whose columns stand behind."""
 _CONDITIONS = _FIELDS.index("conditions")
+_NAMES = (*_FIELDS, *NAMES, "written")
 _SQL_TYPES: Mapping[Any, str] = {int: "INTEGER", float: "REAL"}
 _COLUMNS = ", ".join(
     f"{one.name} {_SQL_TYPES.get(one.type, 'TEXT')} NOT NULL"
-    for one in msgspec.structs.fields(Sighting)
+    for one in msgspec.structs.fields(Sighting)[:-1]
 )
 _SCHEMA = f"""
-CREATE TABLE devices ({_COLUMNS}, written INTEGER NOT NULL, PRIMARY KEY (device_id)) STRICT;
+CREATE TABLE devices (
+    {_COLUMNS}, {COLUMNS}, written INTEGER NOT NULL, PRIMARY KEY (device_id)
+) STRICT;
 CREATE INDEX devices_by_writing ON devices (written);
 """
 _INSERT = (
-    f"INSERT OR REPLACE INTO devices ({', '.join(_FIELDS)}, written)"  # noqa: S608 - our fields
-    f" VALUES ({', '.join('?' * (len(_FIELDS) + 1))})"
+    f"INSERT OR REPLACE INTO devices ({', '.join(_NAMES)})"  # noqa: S608 - our fields
+    f" VALUES ({', '.join('?' * len(_NAMES))})"
 )
 _OURS = {
     sqlite3.SQLITE_ERROR,
@@ -126,8 +130,7 @@ class Sightings:
         if (heartbeat.phase, heartbeat.round_id) != (found.phase, found.round_id):
             found.phase, found.phase_since_s = heartbeat.phase, now
             found.round_id = heartbeat.round_id
-        found.bytes_up, found.bytes_down = heartbeat.bytes_up, heartbeat.bytes_down
-        found.peak_rss_bytes = heartbeat.peak_rss_bytes
+        found.usage = usage_of(heartbeat)
         self._changed.add(device_id)
 
     def flush(self, now: float) -> None:
@@ -161,9 +164,9 @@ class Sightings:
         return found
 
     def _row(self, one: Sighting) -> tuple[object, ...]:
-        values = list(msgspec.structs.astuple(one))
+        *values, usage = msgspec.structs.astuple(one)
         values[_CONDITIONS] = msgspec.json.encode(one.conditions).decode()
-        return (*values, self._written)
+        return (*values, *to_columns(usage), self._written)
 
 
 class SightingsReader:
@@ -195,11 +198,12 @@ class SightingsReader:
                 self._began, self._last = began, 0
                 self.known.clear()
             rows = db.execute(
-                f"SELECT {', '.join(_FIELDS)}, written FROM devices WHERE written > ?",  # noqa: S608 - our fields
+                f"SELECT {', '.join(_NAMES)} FROM devices WHERE written > ?",  # noqa: S608 - our fields
                 (self._last,),
             ).fetchall()
         for *row, written in rows:
-            fields = dict(zip(_FIELDS, row, strict=True))
+            fields = dict(zip(_FIELDS, row[: len(_FIELDS)], strict=True))
+            fields["usage"] = from_columns(row[len(_FIELDS) :])
             fields["conditions"] = msgspec.json.decode(fields["conditions"], type=tuple[str, ...])
             self.known[fields["device_id"]] = Sighting(**fields)
             self._last = max(self._last, written)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec.structs import asdict
+
 from protofleet.edge.journal import Binding
-from protofleet.edge.meter import peak_rss_bytes
+from protofleet.edge.meter import device_usage
 from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
@@ -92,10 +94,8 @@ class Identity:
             boot_id=self.boot_id,
             round_id=round_id,
             phase=phase,
-            bytes_up=totals[0],
-            bytes_down=totals[1],
-            peak_rss_bytes=peak_rss_bytes(),
             log=log,
+            **asdict(device_usage(*totals)),
         )
 
     def figures(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.federation.records import MAX_SAMPLES, Costs
+from protofleet.wire.usage import DeviceUsage
 
 PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
 
@@ -157,6 +158,11 @@ def peak_rss_bytes() -> int:
         return known
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def device_usage(bytes_up: int, bytes_down: int) -> DeviceUsage:
+    """What a heartbeat tells; the bytes are those at the socket since the device joined."""
+    return DeviceUsage(bytes_up=bytes_up, bytes_down=bytes_down, peak_rss_bytes=peak_rss_bytes())
 
 
 def _rounded(seconds: Mapping[PhaseName, float]) -> dict[str, float]:

@@ -10,13 +10,15 @@ from rich.console import Console
 
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.live import activity, fleet_table
+from protofleet.wire.usage import NO_USAGE
 
 _NOW = 1000.0
 
 
 def _device(name, phase="idle", state="online", **more):
+    used = structs.replace(NO_USAGE, bytes_up=1500)
     return DeviceView(
-        device_id=name, phase=phase, state=state, phase_since_s=_NOW - 75, bytes_up=1500, **more
+        device_id=name, phase=phase, state=state, phase_since_s=_NOW - 75, usage=used, **more
     )
 
 

@@ -159,8 +159,8 @@ def _table(
             printable(device.device_id),
             Text(_what(device, doing), style=colour),
             *([_time(now_s - since) if since else ""] if wide else []),
-            byte_text(device.bytes_up),
-            byte_text(device.bytes_down),
+            byte_text(device.usage.bytes_up),
+            byte_text(device.usage.bytes_down),
             "-" if device.score is None else metric.text(device.score),
             style="dim" if doing == "waiting" else "",
         )

@@ -62,7 +62,8 @@ class Federation:
                 self.finished = service.run()
                 assert not self.endpoint.steps
             self.state, self.server_state = ledger.state(), ledger.server_state()
-            self.references, self.totals = ledger.devices.references(), ledger.traffic.totals()
+            self.references = ledger.devices.references()
+            self.usage = {name: (last, usage) for name, last, usage in ledger.usage.latest()}
         return self.endpoint
 
     def online(self, device_id, **changes):

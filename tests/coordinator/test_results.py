@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_reading import RunAbout
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.results import Results, refresh
 from protofleet.federation.records import (
     Costs,
@@ -19,6 +20,7 @@ from protofleet.federation.records import (
 )
 from protofleet.report.details import details_of_run
 from protofleet.strategies.types import ServerState
+from protofleet.wire.usage import DeviceUsage
 
 
 def _scored(value):
@@ -48,8 +50,8 @@ def _play_round(ledger, folder, round_id, *, final=False, train_step_ms=(1.0, 3.
         path.write_bytes(b"an update")
         accepted = Accepted(device_id=client_id, transfer_id="t", record=record)
         ledger.accept(ArrivedUpdate(path, accepted))
-        totals = Totals(bytes_up=100 * round_id, bytes_down=70 * round_id, peak_rss_bytes=9)
-        ledger.traffic.note(client_id, round_id, totals)
+        totals = DeviceUsage(bytes_up=100 * round_id, bytes_down=70 * round_id, peak_rss_bytes=9)
+        ledger.usage.note(client_id, round_id, totals)
     ledger.close_round(round_id)
     state = ServerState(round_id=round_id, tensors={"w": np.zeros(1)})
     ledger.commit_round(state, _scored(1 / round_id), 12.5, keep_states=1)
@@ -64,7 +66,7 @@ def _results(ledger):
 
 
 def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_path):
-    ledger.traffic.note("a", 0, Totals(bytes_up=30, bytes_down=20, peak_rss_bytes=1))
+    ledger.usage.note("a", 0, DeviceUsage(bytes_up=30, bytes_down=20, peak_rss_bytes=1))
     results = _results(ledger)
     for round_id in (1, 2):
         _play_round(ledger, tmp_path, round_id)
@@ -73,13 +75,12 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     assert [r["round_id"] for r in found["rounds"]] == [1, 2]
     assert [r["seconds"] for r in found["rounds"]] == [2.5, 2.5]
     assert [(r["bytes_up"], r["bytes_down"]) for r in found["rounds"]] == [(170, 120), (200, 140)]
+    used = DeviceUsage(bytes_up=200, bytes_down=140, peak_rss_bytes=9)
     assert found["devices"][0] == {
         "id": "a",
-        "bytes_up": 200,
-        "bytes_down": 140,
+        **asdict(used),
         "train_step_ms": {"p50": 2.0, "p95": 3.0},
         "infer_ms": {"p50": 0.5, "p95": 0.5, "p99": 0.5},
-        "peak_rss_bytes": 9,
     }
     details = json.loads((ledger.folder / "devices.json").read_text())["devices"][0]
     assert details["evaluation"]["own"] == [[2, 0], [0, 1]]
@@ -130,7 +131,7 @@ def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_co
     ledger, tmp_path
 ):
     for name in ("0", "aa", "c"):  # before, between and behind those whose updates count
-        ledger.traffic.note(name, 1, Totals(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
+        ledger.usage.note(name, 1, DeviceUsage(bytes_up=1, bytes_down=2, peak_rss_bytes=3))
     results = _results(ledger)
     _play_round(ledger, tmp_path, 1)
     (done,) = results.write().rounds

@@ -19,7 +19,6 @@ from protofleet.cli.coordinator import coordinator
 from protofleet.cli.report import report
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Totals
 from protofleet.coordinator.status import read_status
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
@@ -31,6 +30,7 @@ from protofleet.tensors import blobs
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected, Hindered
 from protofleet.wire.transfer import Rejected
+from protofleet.wire.usage import DeviceUsage
 
 _LOST = Disconnected("broker gone")
 
@@ -543,7 +543,7 @@ def test_totals_of_heartbeats_are_kept_but_not_those_of_rounds_to_come(open_fede
     beats = [fed.beat("a", bytes_up=5), fed.beat("a", bytes_up=7), fed.beat("a", 9, bytes_up=99)]
     early = [fed.online("c"), fed.beat("c", bytes_up=1), fed.online("a"), fed.beat("a", bytes_up=3)]
     fed.play(CONNECTED, early[2:], fed.online("b"), early[:2], beats, fed.beat("x"))
-    assert fed.totals == {"a": {1: Totals(bytes_up=7, bytes_down=0, peak_rss_bytes=0)}}
+    assert fed.usage == {"a": (1, DeviceUsage(bytes_up=7, bytes_down=0, peak_rss_bytes=0))}
 
 
 def test_the_farewell_waits_for_devices_no_longer_than_it_is_allowed_to(open_federation):

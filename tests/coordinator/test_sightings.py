@@ -47,7 +47,7 @@ def test_a_reader_gets_what_has_changed_since_it_last_looked(tmp_path, sightings
     sightings.flush(100.0)
     assert reader.read()
     anna = reader.known["anna"]
-    assert (anna.state, anna.phase, anna.round_id, anna.bytes_up) == ("online", "train", 3, 7)
+    assert (anna.state, anna.phase, anna.round_id, anna.usage.bytes_up) == ("online", "train", 3, 7)
 
 
 def test_a_burst_is_written_once_a_second_at_most(tmp_path, sightings):

@@ -207,7 +207,7 @@ def _read_ledger(path: Path) -> None:
         ledger.devices.registered()
         ledger.committed()
         ledger.server_state()
-        ledger.traffic.totals()
+        list(ledger.usage.latest())
         ledger.devices.references()
         ledger.signed_offers()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import sqlite3
 
 import msgspec
 import numpy as np
@@ -26,6 +25,7 @@ from protofleet.hub.dashboard.records import CurrentRound, DeviceView, LoggedEve
 from protofleet.hub.dashboard.watch import Watch, WatchedRun, run_keys
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
+from protofleet.wire.usage import DeviceUsage
 
 _MANY = 5000
 _IDENTITY = {"federation": "home", "strategy": "fedavg", "bundle": "ab" * 32}
@@ -43,9 +43,9 @@ def crowd(tmp_path_factory):
     names = [f"device{number:05d}" for number in range(_MANY)]
     with Ledger(folder, _IDENTITY) as ledger:
         ledger.open_round(1, names, 1e9)
-    with sqlite3.connect(folder / "ledger.sqlite") as db:
-        rows = [(name, 1, number, 2 * number, 3) for number, name in enumerate(names)]
-        db.executemany("INSERT INTO traffic VALUES (?, ?, ?, ?, ?)", rows)
+        for number, name in enumerate(names):
+            used = DeviceUsage(bytes_up=number, bytes_down=2 * number, peak_rss_bytes=3)
+            ledger.usage.note(name, 1, used)
     sightings = Sightings(folder)
     for number, name in enumerate(names):
         known = Device(device_id=name, fits=True, live=True, bundle="ab" * 32)

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from brokers import free_port, wait_until
 from metrics_of_a_run import GRAFANA, expressions, registry, snapshot
+from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from protofleet.hub.dashboard.records import DeviceView
+from protofleet.wire.usage import NO_USAGE
 
 pytestmark = [
     pytest.mark.slow(seconds=15),
@@ -41,7 +43,11 @@ def _growing(count):
     """A run in which more has been sent with every look at it."""
     devices = {
         "a": DeviceView(
-            device_id="a", state="silent", heard_s=1.0, rounds=count, bytes_up=9 * count
+            device_id="a",
+            state="silent",
+            heard_s=1.0,
+            rounds=count,
+            usage=replace(NO_USAGE, bytes_up=9 * count),
         )
     }
     rounds = snapshot().committed * count

@@ -9,8 +9,13 @@ from prometheus_client import CollectorRegistry
 from protofleet.federation.records import PrivacyRecord, RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.hub.metrics import RunCollector
+from protofleet.wire.usage import DeviceUsage
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
+
+
+def _used(bytes_up, bytes_down=0):
+    return DeviceUsage(bytes_up=bytes_up, bytes_down=bytes_down, peak_rss_bytes=0)
 
 
 def snapshot(**changes):
@@ -36,8 +41,8 @@ def snapshot(**changes):
         for number, seconds in ((1, 0.5), (2, 7.0))
     ]
     devices = {
-        "a": DeviceView(device_id="a", state="online", heard_s=100.5, rounds=2, bytes_up=10),
-        'b"\n': DeviceView(device_id='b"\n', state="left", rounds=1, bytes_up=5, bytes_down=7),
+        "a": DeviceView(device_id="a", state="online", heard_s=100.5, rounds=2, usage=_used(10)),
+        'b"\n': DeviceView(device_id='b"\n', state="left", rounds=1, usage=_used(5, 7)),
     }
     current = CurrentRound(
         round_id=3, phase="open", final=False, size=2, attempt=0, opened_s=50.0, cohort=("a", "b")

@@ -17,6 +17,7 @@ from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
 from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.tensors import TaskName
+from protofleet.wire.usage import DeviceUsage
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,15 +160,12 @@ def percentiles(samples: Collection[float], *which: int) -> Percentiles:
     return Percentiles(**found)
 
 
-class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRecord(DeviceUsage, frozen=True):
     """One device's costs over the run."""
 
     id: str
-    bytes_up: int
-    bytes_down: int
     train_step_ms: Percentiles
     infer_ms: Percentiles
-    peak_rss_bytes: int
 
 
 class CellRecord(msgspec.Struct, frozen=True, kw_only=True):

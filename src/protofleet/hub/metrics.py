@@ -184,8 +184,8 @@ def _traffic(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
     )
     for run in runs:
         devices = run.devices.values()
-        sent.add_metric(_of(run, "up"), sum(one.bytes_up for one in devices))
-        sent.add_metric(_of(run, "down"), sum(one.bytes_down for one in devices))
+        sent.add_metric(_of(run, "up"), sum(one.usage.bytes_up for one in devices))
+        sent.add_metric(_of(run, "down"), sum(one.usage.bytes_down for one in devices))
         updates.add_metric(_of(run, "accepted"), sum(one.rounds for one in devices))
         for result, event in (("rejected", "update_rejected"), ("refused", "task_refused")):
             updates.add_metric(_of(run, result), run.event_counts.get(event, 0))

@@ -10,6 +10,7 @@ from protofleet.federation.records import DeviceRecord, RunRecord
 from protofleet.report.details import Confusion, Details
 from protofleet.report.device_scores import RoundScore
 from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.wire.usage import FIGURES
 
 _WIDTH, _HEIGHT = 88, 22
 """Of a curve, in pixels."""
@@ -51,7 +52,7 @@ def device_table(result: RunRecord, details: Details) -> DeviceTable:
     headings = (
         *((f"{metric.label}{unit}", "since first") if details.scores else ()),
         "train ms p50", "train ms p95", "infer ms p50", "infer ms p95", "infer ms p99",
-        "up", "down", "memory",
+        *(one.shown.label.lower() for one in FIGURES),
         *(("backend",) if backends else ()),
         "codec",
     )  # fmt: skip
@@ -69,8 +70,7 @@ def _row(
     train, infer = device.train_step_ms, device.infer_ms
     latencies = (train.p50, train.p95, infer.p50, infer.p95, infer.p99)
     cells = [Cell(text=units.ms_text(one), value=one) for one in latencies]
-    sizes = (device.bytes_up, device.bytes_down, device.peak_rss_bytes)
-    cells += [Cell(text=units.byte_text(one), value=one) for one in sizes]
+    cells += [Cell(text=one.text(device), value=one.counted(device)) for one in FIGURES]
     if details.backends:
         cells.append(Cell(text=details.backends.get(device.id, units.NOTHING)))
     own: list[Cell] = []

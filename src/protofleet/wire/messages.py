@@ -12,6 +12,7 @@ import msgspec
 
 from protofleet.errors import RefusedError
 from protofleet.wire.codecs import Coding
+from protofleet.wire.usage import DeviceUsage
 
 PROTOCOL_MINOR = 1
 MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
@@ -310,21 +311,18 @@ MOST_LOG_CHARS = 8192
 """Of a device's log in a heartbeat."""
 
 
-class Heartbeat(Message, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat"):
-    """Device → coordinator (``up/<dev>/s``): liveness and what the device has paid so far.
+class Heartbeat(Message, DeviceUsage, frozen=True, omit_defaults=True, tag="heartbeat"):
+    """Device → coordinator (``up/<dev>/s``): liveness and what the device has used so far.
 
-    Byte counters are totals at the socket since the device joined the federation, over restarts.
     ``log``: last lines of the device's log, where its owner lets them go and ``round_id`` has just
     failed on it; left out where there are none.
     """
 
+    # Not by keyword alone: so they stand before the fields of DeviceUsage in the JSON.
     device_id: Word
     boot_id: Word
-    round_id: int
+    round_id: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     phase: HeartbeatPhase
-    bytes_up: int
-    bytes_down: int
-    peak_rss_bytes: int
     log: Annotated[str, msgspec.Meta(max_length=MOST_LOG_CHARS)] = ""
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from protofleet.coordinator.ledger_reading import reading_of
 from protofleet.errors import InputError
-from protofleet.federation.records import StatisticRows, UpdateRecord
+from protofleet.federation.records import RoundBytes, StatisticRows, UpdateRecord
 from protofleet.hub.dashboard.reading import own_score
 from protofleet.tensors import TaskName
 from protofleet.units import median
@@ -81,11 +81,13 @@ def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
             " ORDER BY round_id DESC LIMIT ?",
             (device_id, _HISTORY),
         ).fetchall()
-        paid = _paid(db, device_id)
-        about = reading_of(db, folder).about()
+        ledger = reading_of(db, folder)
+        paid = {one.round_id: one for one in ledger.usage.of_device(device_id)}
+        about = ledger.about()
     found, confusion = [], None
     for round_id, text, counted_in in reversed(rows):
-        up, down = paid.get(round_id, (0, 0))
+        traffic = paid.get(round_id) or RoundBytes(round_id=round_id, bytes_up=0, bytes_down=0)
+        up, down = traffic.bytes_up, traffic.bytes_down
         if text is None:
             one = DeviceRound(round_id=round_id, delivered=False, bytes_up=up, bytes_down=down)
             found.append(one)
@@ -138,18 +140,6 @@ def read_round(folder: Path, round_id: int) -> RoundTimes | None:
             for device_id, text in members
         },
     )
-
-
-def _paid(db: sqlite3.Connection, device_id: str) -> dict[int, tuple[int, int]]:
-    rows = db.execute(
-        "SELECT round_id, bytes_up, bytes_down FROM traffic WHERE device_id = ? ORDER BY round_id",
-        (device_id,),
-    )
-    paid, up, down = {}, 0, 0
-    for round_id, total_up, total_down in rows:
-        paid[round_id] = (max(0, total_up - up), max(0, total_down - down))
-        up, down = total_up, total_down
-    return paid
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from protofleet.coordinator.control import Order, is_served, read_order
 from protofleet.coordinator.device_rows import DeviceRows
@@ -23,6 +24,7 @@ from protofleet.coordinator.formats import check_format
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
+from protofleet.coordinator.usage_rows import UsageRows
 from protofleet.errors import InputError
 from protofleet.federation.records import (
     EvaluationRecord,
@@ -38,6 +40,7 @@ from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName
 from protofleet.units import median
+from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
 
 _record = msgspec.json.Decoder(UpdateRecord).decode
 _numbers = msgspec.json.Decoder(dict[str, float]).decode
@@ -127,7 +130,7 @@ class RunReader:
         found = self._ledger.current
         if found is None:
             return None
-        return msgspec.structs.replace(found, deadline_s=self._stream.deadlines.get(found.round_id))
+        return replace(found, deadline_s=self._stream.deadlines.get(found.round_id))
 
     def _merged(self) -> dict[str, DeviceView]:
         """All devices, each from everything that tells of it."""
@@ -138,12 +141,10 @@ class RunReader:
     def _device(self, name: str, against: dict[str, tuple[str, str]]) -> DeviceView:
         ledger = self._ledger
         known = ledger.updates.get(name) or DeviceView(device_id=name)
-        up, down, rss = ledger.totals.get(name, (0, 0, 0))
+        usage = merged(known.usage, ledger.usage.get(name, NO_USAGE))
         rule, reason = ledger.refused.get(name) or against.get(name, ("", ""))
         changed: dict[str, Any] = {
-            "bytes_up": up,
-            "bytes_down": down,
-            "peak_rss_bytes": max(rss, known.peak_rss_bytes),
+            "usage": usage,
             "rule": rule,
             "reason": reason,
         }
@@ -158,13 +159,11 @@ class RunReader:
                 "phase": seen.phase,
                 "phase_since_s": seen.phase_since_s,
                 "phase_round": seen.round_id,
-                "bytes_up": max(up, seen.bytes_up),
-                "bytes_down": max(down, seen.bytes_down),
-                "peak_rss_bytes": max(changed["peak_rss_bytes"], seen.peak_rss_bytes),
+                "usage": merged(usage, seen.usage),
             }
         elif name in ledger.refused:
             changed["state"] = "refused"
-        return msgspec.structs.replace(known, **changed)
+        return replace(known, **changed)
 
 
 class _LedgerReader:
@@ -173,7 +172,7 @@ class _LedgerReader:
     Attributes:
         updates: device → what its updates say of it.
         invited: devices that were ever invited.
-        totals: device → bytes up, bytes down, peak memory.
+        usage: device → what it had used when it told last.
         joining: bytes up and down that devices paid before their first round.
         refused: device → rule and reason.
     """
@@ -191,7 +190,7 @@ class _LedgerReader:
         self.order = Order()
         self.updates: dict[str, DeviceView] = {}
         self.invited: set[str] = set()
-        self.totals: dict[str, tuple[int, int, int]] = {}
+        self.usage: dict[str, DeviceUsage] = {}
         self.refused: dict[str, tuple[str, str]] = {}
         self.rollout: Rollout | None = None
         self.rollout_devices: tuple[RolloutDevice, ...] = ()
@@ -256,8 +255,8 @@ class _LedgerReader:
         self._read_committed(db)
         self._read_updates(db)
         self._read_current(db)
-        if before != len(self.committed) or not self.totals:
-            self._read_totals(db)
+        if before != len(self.committed) or not self.usage:
+            self._read_usage(db)
         refusals = db.execute("SELECT device_id, rule, reason FROM refusals")
         self.refused = {device_id: (rule, reason) for device_id, rule, reason in refusals}
         rows = RolloutRows(db)
@@ -308,8 +307,9 @@ class _LedgerReader:
             latest[device_id] = (round_id, text)
         for device_id, (round_id, text) in latest.items():
             record = _record(text)
+            memory = replace(NO_USAGE, peak_rss_bytes=record.costs.peak_rss_bytes)
             known = self.updates.get(device_id) or DeviceView(device_id=device_id)
-            self.updates[device_id] = msgspec.structs.replace(
+            self.updates[device_id] = replace(
                 known,
                 last_round=round_id,
                 rounds=known.rounds + counts[device_id],
@@ -320,7 +320,7 @@ class _LedgerReader:
                 infer_ms=median(record.costs.infer_ms),
                 phases_s=dict(record.costs.phases_s),
                 backend=record.costs.backend_name,
-                peak_rss_bytes=max(known.peak_rss_bytes, record.costs.peak_rss_bytes),
+                usage=merged(known.usage, memory),
             )
 
     def _read_current(self, db: sqlite3.Connection) -> None:
@@ -363,23 +363,13 @@ class _LedgerReader:
         tasks = DeviceRows(db).late(awaited)
         return tuple(sorted(one for one, task in tasks.items() if awaited - task <= patience))
 
-    def _read_totals(self, db: sqlite3.Connection) -> None:
-        rows = db.execute(
-            "SELECT device_id, max(bytes_up), max(bytes_down), max(peak_rss_bytes)"
-            " FROM traffic GROUP BY device_id"
-        )
-        self.totals = {device_id: (up, down, rss) for device_id, up, down, rss in rows}
-        # A row has totals up to its round: a round's are the difference to the device's row before.
-        grown = db.execute(
-            "SELECT round_id, sum(max(up, 0)), sum(max(down, 0)) FROM (SELECT round_id,"
-            " bytes_up - lag(bytes_up, 1, 0) OVER device AS up,"
-            " bytes_down - lag(bytes_down, 1, 0) OVER device AS down FROM traffic"
-            " WINDOW device AS (PARTITION BY device_id ORDER BY round_id)) GROUP BY round_id"
-        )
-        paid = {round_id: (up, down) for round_id, up, down in grown}
+    def _read_usage(self, db: sqlite3.Connection) -> None:
+        rows = UsageRows(db)
+        self.usage = {device_id: usage for device_id, _, usage in rows.latest()}
+        paid = rows.by_round()
         self.joining = paid.get(0, (0, 0))
         self.committed = [
-            msgspec.structs.replace(one, bytes_up=up, bytes_down=down)
+            replace(one, bytes_up=up, bytes_down=down)
             for one in self.committed
             for up, down in [paid.get(one.round_id, (0, 0))]
         ]

@@ -11,6 +11,7 @@ from protofleet.coordinator.events import CoordinatorEvent
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice
 from protofleet.federation.records import RoundRecord
 from protofleet.tensors import TaskName
+from protofleet.wire.usage import NO_USAGE, DeviceUsage
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
         train_step_ms, infer_ms: medians of its last update.
         phases_s: wall seconds by phase in its last update.
         backend: who ran the bundle's programs for its last update.
-        bytes_up, bytes_down, peak_rss_bytes: in all.
+        usage: in all.
         rule, reason: why it cannot take part, or what of it was refused last.
     """
 
@@ -51,9 +52,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     infer_ms: float | None = None
     phases_s: dict[str, float] = {}
     backend: str = ""
-    bytes_up: int = 0
-    bytes_down: int = 0
-    peak_rss_bytes: int = 0
+    usage: DeviceUsage = NO_USAGE
     rule: str = ""
     reason: str = ""
 

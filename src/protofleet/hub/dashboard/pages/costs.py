@@ -10,14 +10,28 @@ import numpy as np
 from protofleet.hub.dashboard.pages import PageRequest, chart
 from protofleet.hub.dashboard.records import DeviceView
 from protofleet.units import unit_of
+from protofleet.wire.usage import FIGURES, UsageFigure
 
 _ROWS = 20
-_COSTS: tuple[tuple[str, str, Callable[[DeviceView], float | None]], ...] = (
+_Cost = tuple[str, str, Callable[[DeviceView], float | None]]
+
+
+def _usage_cost(figure: UsageFigure) -> _Cost:
+    in_bytes = figure.shown.unit == "bytes"
+
+    def cost(one: DeviceView) -> float | None:
+        value = figure.counted(one.usage)
+        return value / 1e6 if in_bytes and value is not None else value
+
+    return figure.shown.label, "MB" if in_bytes else figure.shown.unit, cost
+
+
+_COSTS: tuple[_Cost, ...] = (
     ("Training step", "ms", lambda one: one.train_step_ms),
     ("Inference", "ms", lambda one: one.infer_ms),
     ("Training of a round", "s", lambda one: one.phases_s.get("train")),
     ("Receiving of a round", "s", lambda one: one.phases_s.get("receive")),
-    ("Peak memory", "MB", lambda one: one.peak_rss_bytes / 1e6 or None),
+    *(_usage_cost(one) for one in FIGURES if one.shown.merge != "counter"),
 )
 
 
@@ -46,6 +60,7 @@ class CostsView:
     unit: str
     costs: tuple[CostRow, ...]
     largest: tuple[DeviceView, ...]
+    figures: tuple[UsageFigure, ...] = FIGURES
 
 
 def view(asked: PageRequest) -> CostsView:
@@ -53,7 +68,7 @@ def view(asked: PageRequest) -> CostsView:
     run = asked.run
     devices = run.devices.values()
     rounds = run.committed
-    up, down = sum(one.bytes_up for one in devices), sum(one.bytes_down for one in devices)
+    up, down = (sum(_bytes(one)[way] for one in devices) for way in (0, 1))
     unit, size = unit_of(max((max(one.bytes_up, one.bytes_down) for one in rounds), default=0))
     paid = [one.bytes_up + one.bytes_down for one in rounds]
     drawn = chart(
@@ -72,8 +87,12 @@ def view(asked: PageRequest) -> CostsView:
         by_round=drawn,
         unit=unit,
         costs=tuple(row for cost in _COSTS if (row := _row(*cost, [*devices])) is not None),
-        largest=tuple(sorted(devices, key=lambda one: -(one.bytes_up + one.bytes_down))[:_ROWS]),
+        largest=tuple(sorted(devices, key=lambda one: -sum(_bytes(one)))[:_ROWS]),
     )
+
+
+def _bytes(one: DeviceView) -> tuple[int, int]:
+    return one.usage.bytes_up, one.usage.bytes_down
 
 
 def _row(

@@ -11,9 +11,16 @@ from urllib.parse import urlencode
 from protofleet.hub.dashboard.pages import PageRequest, whole
 from protofleet.hub.dashboard.records import DeviceView
 from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.wire.usage import FIGURES, UsageFigure
 
 PER_PAGE = 50
 _ALERT_ORDER = {"refused": 0, "silent": 1, "offline": 2, "unregistered": 3, "held": 4, "online": 5}
+
+
+def _counted(figure: UsageFigure) -> Callable[[DeviceView], float | None]:
+    return lambda one: figure.counted(one.usage)
+
+
 _COLUMNS: Mapping[str, tuple[str, Callable[[DeviceView], Any]]] = {
     "device": ("Device", lambda one: one.device_id),
     "state": ("State", lambda one: _ALERT_ORDER.get(one.state, 6)),
@@ -24,9 +31,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[DeviceView], Any]]] = {
     "loss": ("Loss", lambda one: one.loss),
     "backend": ("Backend", lambda one: one.backend or None),
     "train": ("Step ms", lambda one: one.train_step_ms),
-    "up": ("Sent", lambda one: one.bytes_up or None),
-    "down": ("Received", lambda one: one.bytes_down or None),
-    "memory": ("Memory", lambda one: one.peak_rss_bytes or None),
+    **{one.name: (one.shown.label, _counted(one)) for one in FIGURES},
 }
 
 
@@ -56,6 +61,7 @@ class FleetView:
     before: str
     after: str
     score_text: Callable[[float], str]
+    figures: tuple[UsageFigure, ...] = FIGURES
 
 
 def view(asked: PageRequest) -> FleetView:

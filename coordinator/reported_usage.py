@@ -12,27 +12,24 @@ from collections.abc import Iterable
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Totals
 from protofleet.errors import RefusedError
+from protofleet.wire.usage import FIGURES, DeviceUsage, merged
 
-COUNTER_MAX = 2**44
-"""16 TiB: more than a device exchanges, or has as memory, in its life."""
 BYTES_PER_S = 1.25e9
 """10 Gbit/s: what a counter can have grown since the last heartbeat, …"""
 SLACK_BYTES = 2**30
 """… and what may have waited in buffers."""
-_COUNTERS = Totals.__struct_fields__
 
 
 class _Latest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A device's last heartbeat that counted; ``at_s`` None: an earlier process has noted it."""
 
     round_id: int
-    totals: Totals
+    usage: DeviceUsage
     at_s: float | None
 
 
-class ReportedTotals:
+class ReportedUsage:
     """Notes heartbeats' counters in the ledger.
 
     Args:
@@ -43,11 +40,8 @@ class ReportedTotals:
         self._ledger = ledger
         self._latest: dict[str, _Latest] = {}
         self._early: dict[str, _Latest] = {}
-        for device_id, by_round in ledger.traffic.totals().items():
-            round_id = max(by_round)
-            self._latest[device_id] = _Latest(
-                round_id=round_id, totals=by_round[round_id], at_s=None
-            )
+        for device_id, round_id, usage in ledger.usage.latest():
+            self._latest[device_id] = _Latest(round_id=round_id, usage=usage, at_s=None)
         self._participants = set(self._latest)
 
     @property
@@ -63,23 +57,21 @@ class ReportedTotals:
             if early is not None:
                 self._keep(device_id, early)
 
-    def note(self, device_id: str, round_id: int, totals: Totals, now: float) -> None:
+    def note(self, device_id: str, round_id: int, usage: DeviceUsage, now: float) -> None:
         """Take the counters of a heartbeat (``now``: monotonic seconds).
 
         A counter never falls: that of a device whose process was killed may begin a little lower.
 
         Raises:
-            RefusedError: rule ``heartbeat``: a counter is, or has grown by, more than can be.
+            RefusedError: rule ``heartbeat``: a counter has grown by more than can be.
         """
         takes_part = device_id in self._participants
         before = (self._latest if takes_part else self._early).get(device_id)
-        _check(device_id, totals, before, now)
         if before is not None:
+            _check_growth(device_id, usage, before, now)
             round_id = max(round_id, before.round_id)
-            totals = Totals(
-                **{n: max(getattr(totals, n), getattr(before.totals, n)) for n in _COUNTERS}
-            )
-        latest = _Latest(round_id=round_id, totals=totals, at_s=now)
+            usage = merged(before.usage, usage)
+        latest = _Latest(round_id=round_id, usage=usage, at_s=now)
         if takes_part:
             self._keep(device_id, latest)
         else:
@@ -87,17 +79,20 @@ class ReportedTotals:
 
     def _keep(self, device_id: str, latest: _Latest) -> None:
         self._latest[device_id] = latest
-        self._ledger.traffic.note(device_id, latest.round_id, latest.totals)
+        self._ledger.usage.note(device_id, latest.round_id, latest.usage)
 
 
-def _check(device_id: str, totals: Totals, before: _Latest | None, now: float) -> None:
-    for name in _COUNTERS:
-        count, most = getattr(totals, name), COUNTER_MAX
-        if before is not None and before.at_s is not None and name != "peak_rss_bytes":
-            grown = BYTES_PER_S * (now - before.at_s) + SLACK_BYTES
-            most = min(most, getattr(before.totals, name) + int(grown))
-        if not 0 <= count <= most:
+def _check_growth(device_id: str, usage: DeviceUsage, before: _Latest, now: float) -> None:
+    if before.at_s is None:
+        return
+    grown = int(BYTES_PER_S * (now - before.at_s) + SLACK_BYTES)
+    for one in FIGURES:
+        count, was = one.of(usage), one.of(before.usage)
+        if one.shown.merge != "counter" or count is None or was is None:
+            continue
+        if count > was + grown:
             raise RefusedError(
                 "heartbeat",
-                f"heartbeat of '{device_id}': expected {name} of 0 to {most}, got {count}",
+                f"heartbeat of '{device_id}': expected {one.name} of at most {was + grown}, "
+                f"got {count}",
             )
