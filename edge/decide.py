@@ -78,7 +78,7 @@ class ActiveRound:
             round_id=self.task.round_id,
             seed=self.task.seed,
             final=self.task.final,
-            codec=Codec.of(self.task.update_codec, self.task.update_keep),
+            codec=Codec.of(self.task.update_codec, keep=self.task.update_keep),
             sends=self.sends.both(Sends(scores=self.task.scores, counts=self.task.counts)),
             work=self.task.work,
         )

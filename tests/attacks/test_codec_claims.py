@@ -13,7 +13,7 @@ from protofleet.errors import RefusedError
 from protofleet.federation.coding import decode_payload, decode_update, largest_blob
 from protofleet.strategies.types import TensorForm, TensorForms
 from protofleet.tensors import Layout, Model, TensorMap, blobs
-from protofleet.wire.codecs import Coding
+from protofleet.wire.codecs import CODECS, Coding
 
 _FORMS = TensorForms(required={"params/w": TensorForm((100_000,))})
 _LIMIT = largest_blob(_FORMS)
@@ -72,7 +72,7 @@ def test_kilobytes_that_claim_millions_of_numbers_take_no_memory_for_them(which,
 
 
 @pytest.mark.parametrize("which", ["payload", "update"])
-@pytest.mark.parametrize("kind", ["fp16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("kind", CODECS)
 @pytest.mark.parametrize(
     ("claimed", "name", "shape"),
     [

@@ -180,7 +180,7 @@ def test_what_is_spooled_is_the_raw_blob(make, down):
     world.ledger.open_round(1, ["anna"], 0.0)
     posted = world.payloads.payload_for(1, "anna")
     payload = world.decoded(posted)
-    event = world.update("anna", 1, payload, posted, Codec(kind="int8", compressed=True))
+    event = world.update("anna", 1, payload, posted, Codec.of("int8+zlib"))
     world.accept(event)
     (update,) = world.ledger.updates(1)
     np.testing.assert_allclose(update.tensors["params/w"], payload["params/w"] + 0.25, atol=1e-6)
@@ -191,7 +191,7 @@ def test_an_update_of_another_payload_is_refused(make):
     world.ledger.open_round(1, ["anna"], 0.0)
     posted = world.payloads.payload_for(1, "anna")
     other = world.payloads.payload_for(2, "berta")
-    event = world.update("anna", 1, world.decoded(posted), other, Codec(kind="int8"))
+    event = world.update("anna", 1, world.decoded(posted), other, Codec.of("int8"))
     with pytest.raises(RefusedError, match="expected one that refers to payload") as caught:
         world.accept(event)
     assert caught.value.rule == "base"

@@ -255,10 +255,10 @@ def test_a_coded_payload_serves_as_the_reference_of_the_next(device):
     """And the update, made as the task asks, refers to the payload that it came from."""
     asked = {"update_codec": "int8"}
     tensors = device.payload()
-    one = encode_payload(tensors, Codec(kind="int8"), "", payload_baseline(device.model, {}))
+    one = encode_payload(tensors, Codec.of("int8"), "", payload_baseline(device.model, {}))
     earlier, _ = blobs.decode(one.raw, max_bytes=1 << 20)
     baseline = payload_baseline(device.model, earlier)
-    two = encode_payload(device.payload(0.5), Codec(kind="int8"), one.reference, baseline)
+    two = encode_payload(device.payload(0.5), Codec.of("int8"), one.reference, baseline)
     rounds = [
         device.round(round_id, blob=sent.blob, coding=sent.coding, **asked)
         for round_id, sent in enumerate((one, two), 1)

@@ -31,7 +31,7 @@ from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 
 _LIMIT = 1 << 20
-_INT8 = Codec(kind="int8", compressed=True)
+_INT8 = Codec.of("int8+zlib")
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_coded_round_refers_to_what_its_client_really_decoded(model):
 def test_what_coding_loses_is_added_to_the_next_update(model):
     learner, memory, exact, arrived = _Learner(model), ClientMemory(), 0.0, 0.0
     for round_id in (1, 2, 3):
-        order = _order(round_id, codec=Codec(kind="topk", keep=0.1))
+        order = _order(round_id, codec=Codec.of("topk", keep=0.1))
         received = _receive(model, blobs.encode(initial_tensors(model)), order=order)
         trained = _train(learner, received, memory)
         memory = ClientMemory(state=trained.state, residual=trained.residual)

@@ -68,7 +68,7 @@ def test_a_raw_update_is_decoded_once_and_kept_as_it_came(tiny, server, decoded)
 
 @pytest.mark.parametrize("kind", ["fp16", "int8", "topk"])
 def test_a_coded_update_is_decoded_once_and_kept_raw(tiny, server, decoded, kind):
-    codec = Codec(kind=kind, compressed=True)
+    codec = Codec.of(kind + "+zlib")
     payload = tiny.plan.strategy.downlink(tiny.plan.server_init(), "a").tensors
     baseline = update_baseline(tiny.plan.model, payload)
     coded = encode_update(_update(tiny), Costs(), baseline, codec, {})

@@ -38,7 +38,7 @@ def test_relative_paths_start_at_the_files_folder(tmp_path):
         ("round_s = 3\n", "unknown key `round_s`; known are federation, broker, bundle"),
         ("[cohort]\nminimun = 3\n", "`cohort`: unknown key `minimun`; known are size, min"),
         ("cohort = 3\n", "`cohort`: expected a table with the keys minimum, over_selection, "),
-        ("[codec]\nup = 'int9'\n", "`codec.up`: expected one of .*int8.*, got 'int9'"),
+        ("[codec]\nup = 'int9'\n", "`codec`: `up`: expected one of .*int8.*, got 'int9'"),
         ("trusted = [1]\n", r"`trusted\[0\]`: expected text, got a whole number"),
         ("[round]\nquorum = 1.5\n", "quorum"),
         ("[round]\ndeadline_s = 0\n", "deadline_s"),

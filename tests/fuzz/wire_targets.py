@@ -304,7 +304,7 @@ def _documents() -> Iterator[bytes]:
 
 def _coded(kind: str) -> Iterator[bytes]:
     for baseline in ({}, _tensors(1)):
-        codec = Codec(kind=kind, keep=0.2)
+        codec = Codec.of(kind, keep=0.2)
         yield codecs.encode(_tensors(), baseline, codec, residual={}, metadata={"a": "b"}).blob
         yield codecs.encode(_tensors(), baseline, codec).blob
 
@@ -399,7 +399,7 @@ TARGETS = (
     *(
         Target(f"codec-{kind}", functools.partial(_decode_coded, kind),
                functools.partial(_coded, kind), constant=8 * _MAX)
-        for kind in ("fp16", "int8", "int4", "topk")
+        for kind in codecs.CODECS
     ),
     Target("codec-zlib", _inflate, _zlibbed, constant=10 * _MAX),
     Target("update", _admit, _updates),

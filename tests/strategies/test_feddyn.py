@@ -225,7 +225,7 @@ def test_under_a_lossy_codec_the_server_counts_the_moves_but_for_what_is_still_t
     case = SimpleNamespace(
         model=wide, make_tools=_pulled_to(make_tools), update=lambda update, _: update
     )
-    rounds = CodedRounds(strategy, case, up=Codec(kind=kind, keep=0.1), down=Codec(kind=down))
+    rounds = CodedRounds(strategy, case, up=Codec.of(kind, keep=0.1), down=Codec.of(down))
     server = strategy.server_init(wide, new_rng())
     for _ in range(30):
         _, got = rounds.round(server, targets)

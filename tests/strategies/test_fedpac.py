@@ -221,7 +221,7 @@ def test_heads_survive_a_lossy_codec(kind, model, make_tools):
     case.update = lambda update, tools: dataclasses.replace(
         update, class_counts=np.bincount(tools.training.y, minlength=3)
     )
-    rounds = CodedRounds(strategy, case, up=Codec(kind=kind, keep=0.5), down=Codec())
+    rounds = CodedRounds(strategy, case, up=Codec.of(kind, keep=0.5), down=Codec())
     server = strategy.server_init(model, new_rng())
     for _ in range(6):
         _, got = rounds.round(server, dict.fromkeys(data))

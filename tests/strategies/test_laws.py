@@ -15,7 +15,7 @@ from protofleet.strategies.common import CHANGE
 from protofleet.strategies.privacy import Mechanism, private
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
-from protofleet.wire.codecs import Codec
+from protofleet.wire.codecs import CODECS, Codec
 
 _EXAMPLES = {
     "a": [[2, 4], [1, 3]],
@@ -279,12 +279,12 @@ def test_with_noise_another_order_changes_no_bit_and_noise_reaches_every_number(
         np.testing.assert_array_equal(noised.tensors[key], again.tensors[key])
 
 
-@pytest.mark.parametrize("kind", ["fp16", "int8", "int4", "topk"])
+@pytest.mark.parametrize("kind", CODECS)
 def test_coded_tensors_keep_their_form_and_the_strategys_rules(federation, kind, monkeypatch):
     """Three rounds with all tensors coded, however small; what is no float travels exactly."""
     monkeypatch.setattr(codecs, "SMALL", 1)
-    up = Codec(kind=kind, compressed=True, keep=0.5)
-    down = Codec(kind="int4" if kind == "topk" else kind, compressed=True)
+    up = Codec.of(kind + "+zlib", keep=0.5)
+    down = Codec.of(("int4" if kind == "topk" else kind) + "+zlib")
     rounds = CodedRounds(federation.strategy, federation.case, up=up, down=down)
     server = federation.server
     for _ in range(3):

@@ -187,7 +187,7 @@ def test_c_stays_near_the_mean_of_the_clients_under_a_lossy_codec(kind, make_too
     case = SimpleNamespace(
         model=wide, make_tools=_pulled_to(make_tools), update=lambda update, _: update
     )
-    rounds = CodedRounds(strategy, case, up=Codec(kind=kind, keep=0.1), down=Codec())
+    rounds = CodedRounds(strategy, case, up=Codec.of(kind, keep=0.1), down=Codec())
     server, own = strategy.server_init(wide, new_rng()), dict.fromkeys(targets, 0)
     gaps = []
     for _ in range(30):

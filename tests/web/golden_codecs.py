@@ -20,7 +20,7 @@ from protofleet.tensors import Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
 
-_CODECS = [Codec.of(name, keep) for name in codecs.NAMES for keep in (0.1, 0.37)]
+_CODECS = [Codec.of(name, keep=keep) for name in codecs.NAMES for keep in (0.1, 0.37)]
 _ROUNDS = 3
 _HALF, _TINY = 2.0**-25, 2.0**-140
 
@@ -50,7 +50,11 @@ def _rounds(folder: Path, name: str, codec: Codec, *, is_update: bool) -> list[d
         raw = zlib.decompress(encoded.blob) if encoded.codec.endswith("+zlib") else encoded.blob
         coding = encoded.coding(reference)
         decoded = codecs.to_raw(encoded.blob, baseline, coding, max_bytes=1 << 40)
-        case = {"codec": encoded.codec, "keep": codec.keep, "metadata": about}
+        case = {
+            "codec": encoded.codec,
+            "keep": getattr(codec.tensors, "keep", 0.1),
+            "metadata": about,
+        }
         case |= {"reference": reference, "raw_bytes": encoded.raw_bytes, "update": is_update}
         contents = {
             "tensors": blobs.encode(tensors),

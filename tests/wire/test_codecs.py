@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +20,7 @@ from protofleet.wire import codecs
 from protofleet.wire.codecs import SMALL, Codec, Coding, decode, encode, to_raw
 
 _LIMIT = 1 << 22
-_CODED = [
-    Codec(kind=kind, compressed=compressed, keep=0.1)
-    for kind in ("fp16", "int8", "int4", "topk")
-    for compressed in (False, True)
-]
+_CODED = [Codec.of(name, keep=0.1) for name in codecs.NAMES[1:]]
 _FLOATS = st.floats(-1e4, 1e4, width=32)
 _SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, max_side=30)
 _ARRAYS = _SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape, elements=_FLOATS))
@@ -73,8 +70,10 @@ def test_what_is_read_is_within_the_codecs_bounds(codec, tensors, references, me
         known = references.get(name)
         known = known if known is not None and known.shape == value.shape else np.zeros_like(value)
         peak = float(np.abs(value - known).max(initial=0))
-        levels = {"fp16": 2**11, "int4": 7}.get(codec.kind, 127)
-        bound = 0 if value.size < SMALL else 0.51 * peak / levels * (1 + (codec.kind == "fp16"))
+        levels = {"fp16": 2**11, "int4": 7}.get(codec.tensors.name, 127)
+        bound = (
+            0 if value.size < SMALL else 0.51 * peak / levels * (1 + (codec.tensors.name == "fp16"))
+        )
         rounding = 4e-7 * float(np.abs(value).max(initial=0) + np.abs(known).max(initial=0))
         assert np.abs(found[name] - value).max(initial=0) <= bound + rounding + 1e-7
 
@@ -119,7 +118,7 @@ def test_in_the_long_run_nothing_of_an_update_is_lost(codec, seed, rounds):
         read_sum += found["params/w"] - base["params/w"]
     left = residual["params/w"].reshape(20, 20)
     np.testing.assert_allclose(read_sum + left, true, atol=2e-6 * rounds)
-    if codec.kind != "topk":
+    if codec.tensors.name != "topk":
         assert np.abs(left).max() < 0.01
 
 
@@ -148,7 +147,7 @@ def test_what_coding_loses_of_an_increment_comes_with_the_next(codec, seed, roun
 def test_an_increment_never_has_less_than_8_bits():
     """The server adds them up: what is missing of one round's is missing until the next."""
     for kind in ("int4", "topk"):
-        coded = encode({"change/w": made()["params/w"]}, {}, Codec(kind=kind), residual={})
+        coded = encode({"change/w": made()["params/w"]}, {}, Codec.of(kind), residual={})
         _, about = blobs.decode(coded.blob, max_bytes=_LIMIT)
         assert json.loads(about["codec"]) == [["change/w", [40, 30], "int8", False]]
 
@@ -158,7 +157,7 @@ def test_the_next_payload_corrects_what_the_last_one_lost():
     target, known = made(0), made(1)
     errors = []
     for _ in range(5):
-        known, _ = read(encode(target, known, Codec(kind="int4")), known)
+        known, _ = read(encode(target, known, Codec.of("int4")), known)
         errors.append(float(np.abs(known["params/w"] - target["params/w"]).max()))
     assert all(after < before / 5 for before, after in itertools.pairwise(errors))
 
@@ -167,20 +166,20 @@ def test_what_is_stated_anew_every_round_gets_no_memory_and_no_coarse_codec():
     """A class mean is no difference: an old error must not be added to it."""
     tensors, base = made(0), made(1)
     for kind in ("int4", "topk"):
-        encoded = encode(tensors, base, Codec(kind=kind), residual={})
+        encoded = encode(tensors, base, Codec.of(kind), residual={})
         assert encoded.residual.keys() == {"params/w"}
         found, _ = read(encoded, base)
         peak = np.abs(tensors["state/p"] - base["state/p"]).max()
         assert np.abs(found["state/p"] - tensors["state/p"]).max() <= 0.51 * peak / 127
         # Without a reference a parameter is no difference either.
-        assert not encode(tensors, {}, Codec(kind=kind), residual={}).residual
+        assert not encode(tensors, {}, Codec.of(kind), residual={}).residual
 
 
 def test_top_k_sends_the_largest_entries_alone():
     base = made(1)
     own = {name: value.copy() for name, value in base.items()}
     own["params/w"] += np.linspace(-1, 1, 1200, dtype=np.float32).reshape(40, 30) ** 3
-    encoded = encode(own, base, Codec(kind="topk", keep=0.1), residual={})
+    encoded = encode(own, base, Codec.of("topk", keep=0.1), residual={})
     found, _ = read(encoded, base)
     changed = np.flatnonzero(found["params/w"] != base["params/w"])
     assert set(changed) == {*range(60), *range(1140, 1200)}
@@ -297,13 +296,13 @@ _HOSTILE = {
 def test_what_no_encoder_writes_is_refused(name):
     kind, change, message = _HOSTILE[name]
     with pytest.raises(RefusedError, match=message) as caught:
-        _rewritten(Codec(kind=kind), change)
+        _rewritten(Codec.of(kind), change)
     assert caught.value.rule == "codec"
 
 
 def test_bits_behind_the_last_entry_are_refused():
     base = {"params/w": made(1)["params/w"][:, :29].reshape(-1)[:41]}
-    encoded = encode({"params/w": base["params/w"] + 1}, base, Codec(kind="topk"), residual={})
+    encoded = encode({"params/w": base["params/w"] + 1}, base, Codec.of("topk"), residual={})
     parts, about = blobs.decode(encoded.blob, max_bytes=_LIMIT)
     bits = parts["codec/bitmaps"].copy()
     bits[-1] |= 1
@@ -314,14 +313,14 @@ def test_bits_behind_the_last_entry_are_refused():
 
 def test_a_strategys_own_name_with_our_prefix_is_refused_by_the_sender():
     with pytest.raises(InputError, match="codec/"):
-        encode({"codec/x": np.arange(3)}, {}, Codec(kind="int8"))
+        encode({"codec/x": np.arange(3)}, {}, Codec.of("int8"))
 
 
 def test_equal_codes_that_refer_to_different_payloads_are_different_blobs():
     """Their transfers must differ: a device refuses one because it lacks the base."""
     small = {"b": np.zeros(3, np.float32)}
     one, other = (
-        encode(small, {}, Codec(kind="int8"), reference=reference) for reference in ("", "a" * 64)
+        encode(small, {}, Codec.of("int8"), reference=reference) for reference in ("", "a" * 64)
     )
     assert one.blob != other.blob
     assert read(other)[1] == {}
@@ -329,25 +328,30 @@ def test_equal_codes_that_refer_to_different_payloads_are_different_blobs():
 
 @pytest.mark.parametrize("name", codecs.NAMES)
 def test_names_are_read_back(name):
-    codec = Codec.of(name, 0.25)
-    assert codec.name == name
-    assert codec.keep == (0.25 if name != "raw" else 0.1)
+    assert Codec.of(name, keep=0.25).name == name
+
+
+@pytest.mark.parametrize("name", codecs.CODECS)
+def test_a_codec_has_its_own_settings_and_is_specified(name):
+    """Its name stands in the protocol's table, for who writes a client in another language."""
+    assert Codec.of(name, keep=0.25, other=3) == Codec(codecs.CODECS[name].of(keep=0.25))
+    assert f"`{name}`" in (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
 
 def test_what_is_not_known_falls_back_to_raw():
-    assert Codec.of("int2") == Codec.of("int8", 0.0) == Codec.of("raw+zlib") == Codec()
+    assert Codec.of("int2") == Codec.of("topk", keep=0.0) == Codec.of("raw+zlib") == Codec()
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 257, "__metadata__"])
 def test_a_name_that_no_blob_may_hold_is_refused(name):
     with pytest.raises(RefusedError, match="a name is not allowed"):
-        _rewritten(Codec(kind="int8"), _entry(0, name))
+        _rewritten(Codec.of("int8"), _entry(0, name))
 
 
 @pytest.mark.parametrize("shape", [[10**4000, 10**4000], [10**30], [2**31, 2**31]])
 def test_a_shape_of_astronomic_numbers_is_refused(shape):
     with pytest.raises(RefusedError, match="impossible shape"):
-        _rewritten(Codec(kind="int8"), _entry(1, shape))
+        _rewritten(Codec.of("int8"), _entry(1, shape))
 
 
 def test_more_tensors_than_a_blob_may_hold_are_refused_before_they_are_read():
@@ -367,16 +371,16 @@ def test_the_order_in_which_a_sender_holds_its_tensors_does_not_show(codec):
 
 def test_an_update_without_tensors_keeps_what_was_lost_before():
     references = {"params/w": np.zeros((40, 30), np.float32)}
-    first = encode(made(), references, Codec(kind="topk"), residual={})
+    first = encode(made(), references, Codec.of("topk"), residual={})
     assert np.abs(first.residual["params/w"]).sum() > 0
-    second = encode({}, references, Codec(kind="topk"), residual=first.residual)
+    second = encode({}, references, Codec.of("topk"), residual=first.residual)
     np.testing.assert_array_equal(second.residual["params/w"], first.residual["params/w"])
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-3, 1e5, 1e30])
 def test_half_floats_are_left_where_they_would_cut_off_or_vanish(scale):
     tensors = made(scale=scale)
-    found, _ = read(encode(tensors, {}, Codec(kind="fp16")))
+    found, _ = read(encode(tensors, {}, Codec.of("fp16")))
     largest = np.abs(tensors["state/p"]).max()
     assert np.abs(found["state/p"] - tensors["state/p"]).max() <= largest / 200
 

@@ -18,7 +18,7 @@ from protofleet.federation.section import check as _check
 from protofleet.federation.section import check_amount as _check_amount
 from protofleet.settings import explain, read_toml
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
-from protofleet.wire.codecs import Codec, Kind
+from protofleet.wire.codecs import DOWN, RAW, UP, ZLIB, Codec
 
 Selection = Literal["random", "least_recent", "strategy"]
 """Who is invited where not all are; ``CohortSettings``."""
@@ -242,18 +242,20 @@ class CodecSettings(_Settings, frozen=True, kw_only=True):
         keep: share of a parameter's entries that ``topk`` sends.
     """
 
-    up: Kind = "raw"
-    down: Literal["raw", "fp16", "int8", "int4"] = "raw"
+    up: str = RAW
+    down: str = RAW
     compression: Literal["zlib", "none"] = "zlib"
     keep: float = 0.1
 
     def __post_init__(self) -> None:
+        _check("up", self.up in UP, f"one of {', '.join(UP)}", self.up)
+        _check("down", self.down in DOWN, f"one of {', '.join(DOWN)}", self.down)
         _check("keep", 0 < self.keep <= 1, "a fraction above 0 up to 1.0", self.keep)
 
     @property
     def is_raw(self) -> bool:
         """Whether tensors travel bit for bit."""
-        return self.up == self.down == "raw"
+        return self.up == self.down == RAW
 
     @property
     def identity(self) -> str:
@@ -263,19 +265,22 @@ class CodecSettings(_Settings, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """For people: ``int8 / raw``, up before down."""
-        up = f"topk {self.keep:g}" if self.up == "topk" else self.up
         plain = "" if self.compression == "zlib" or self.is_raw else ", not compressed"
-        return f"{up} / {self.down}{plain}"
+        return f"{self.updates.text} / {self.payloads.text}{plain}"
 
     @property
     def updates(self) -> Codec:
         """What devices are asked for."""
-        return Codec(kind=self.up, compressed=self.compression == "zlib", keep=self.keep)
+        return self._codec(self.up)
 
     @property
     def payloads(self) -> Codec:
         """How payloads are encoded."""
-        return Codec(kind=self.down, compressed=self.compression == "zlib")
+        return self._codec(self.down)
+
+    def _codec(self, name: str) -> Codec:
+        end = ZLIB if self.compression == "zlib" else ""
+        return Codec.of(name + end, keep=self.keep)
 
 
 class AdaptiveClip(_Settings, frozen=True, kw_only=True):

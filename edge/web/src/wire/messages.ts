@@ -7,7 +7,7 @@
 
 import { RefusedError } from "../errors.ts";
 import {
-  BIG_WHOLE, BOOLEAN, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, STALENESS, TEXT,
+  BIG_WHOLE, BOOLEAN, BYTES, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, STALENESS, TEXT,
   WHOLE,
   group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
 } from "./schema.ts";
@@ -142,11 +142,11 @@ const RECEIPT = schema(
 const HEARTBEAT = schema("heartbeat", {
   device_id: WORD,
   boot_id: WORD,
-  round_id: WHOLE,
+  round_id: COUNT,
   phase: oneOf("idle", "receive", "train", "send", "leave"),
-  bytes_up: WHOLE,
-  bytes_down: WHOLE,
-  peak_rss_bytes: WHOLE,
+  bytes_up: BYTES,
+  bytes_down: BYTES,
+  peak_rss_bytes: BYTES,
 });
 
 const SCHEMAS = {

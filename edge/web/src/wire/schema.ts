@@ -141,6 +141,9 @@ export const EPOCH: Field<number> = checked(COUNT, (value) => value <= 2 ** 48, 
 /** By how many rounds an update may be late. */
 export const STALENESS: Field<number> = checked(COUNT, (value) => value <= 10_000, "at most 10000");
 
+/** What a device has exchanged, or has as memory. */
+export const BYTES: Field<number> = checked(COUNT, (value) => value <= 2 ** 44, "at most 2^44");
+
 /** A whole number of any size. */
 export const BIG_WHOLE: Field<bigint> = {
   read: (value, where) => (typeof value === "bigint" ? value : fail(where, "a whole number", value)),

@@ -31,7 +31,7 @@ const ONLINE = message("presence", {
   strategies: ["fedavg", "moon"], chunk_bytes: 3900,
 });
 const BEAT = message("heartbeat", {
-  device_id: "pi-7", boot_id: "b1", round_id: 3, phase: "send", bytes_up: 2 ** 53 - 1, bytes_down: 0, peak_rss_bytes: 0,
+  device_id: "pi-7", boot_id: "b1", round_id: 3, phase: "send", bytes_up: 2 ** 44, bytes_down: 0, peak_rss_bytes: 0,
 });
 const RECORDS: readonly Message[] = [
   ONLINE, ANNOUNCEMENT, OFFER, BEAT,

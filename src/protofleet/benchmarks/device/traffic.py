@@ -8,7 +8,6 @@ and what a codec sends is a difference from what came before.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,9 @@ from protofleet.federation.server_tools import make_server_tools
 from protofleet.strategies.types import Strategy
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
-from protofleet.wire.codecs import Codec
+from protofleet.wire.codecs import CODECS, Codec
 
 _CLIENT = "bench"
-_DOWN: Mapping[codecs.Kind, codecs.Kind] = {"topk": "int4"}
-"""Of payloads, where it is not that of updates: a federation file takes no others."""
 
 
 class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +101,7 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     second = _train(learner, strategy, ClientMemory(state=first.state), received)
     before, _ = blobs.decode(raw, max_bytes=len(raw))
     for upwards in map(Codec.of, codecs.NAMES):
-        downwards = replace(upwards, kind=_DOWN.get(upwards.kind, upwards.kind))
+        downwards = _downwards(upwards)
         baseline = payload_baseline(learner.model, before)
         down = encode_payload(payload, downwards, reference_of(raw), baseline)
         baseline = update_baseline(learner.model, payload)
@@ -127,7 +124,13 @@ def _train(
 
 def _name(up: Codec, down: Codec) -> str:
     """As experiments call a pair: the update's / the payload's; compression is that of both."""
-    return up.name if up == down else f"{up.kind} / {down.name}"
+    return up.name if up == down else f"{up.name.removesuffix(codecs.ZLIB)} / {down.name}"
+
+
+def _downwards(up: Codec) -> Codec:
+    """The same, or what suits beside one that payloads cannot have."""
+    fits = up.tensors is None or up.tensors.for_payloads
+    return up if fits else replace(up, tensors=CODECS["int4"]())
 
 
 def _first(data: DeviceData, most: int) -> DeviceData:

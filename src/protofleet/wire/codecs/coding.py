@@ -1,29 +1,4 @@
-"""Codecs: what stands between a strategy's tensors and the blob that travels.
-
-``raw`` is the blob of ``blobs.encode`` itself, bit for bit. The others send float32 tensors of 32
-and more finite numbers with fewer bits, and everything else as it is:
-
-========  =================================================================================
-codec     a float32 tensor travels as
-========  =================================================================================
-``fp16``  float16, its bytes in planes
-``int8``  8-bit codes, with one float32 scale for every 256 of a tensor
-``int4``  4-bit codes with such scales, where what they lose is made up for; else as in ``int8``
-``topk``  a parameter of an update: a bitmap of its largest entries and their 8-bit codes; any
-          other tensor: as in ``int8``
-========  =================================================================================
-
-What both ends know already is subtracted first, tensor by tensor: the *baseline*, which its
-*reference* names. What coding loses is made up for in one of two ways. A payload refers to what an
-earlier one decoded to, so the next one corrects it. Of an update's parameters, the sender keeps
-what was lost and adds it the next time (Stich et al., arXiv:1809.07599v2); likewise of its
-increments, the tensors whose names begin with ``change/``: the server adds them up, so they have no
-baseline, and no less than 8 bits. Other tensors of an update get no such memory: a class mean or a
-prototype is stated anew every round, and an old error is no part of it.
-
-``+zlib`` behind a codec's name says that the whole blob is compressed. ``docs/protocol.md``
-specifies the format, section Codecs.
-"""
+"""Blobs of coded tensors: what is coded and how, and reading what came from outside."""
 
 from __future__ import annotations
 
@@ -31,7 +6,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar, assert_never, get_args
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,24 +14,18 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.tensors import Tensors, blobs
-from protofleet.wire.codec_streams import MOST_VALUE, PREFIX, Coded, Reader, Writer, refused
-
-Kind = Literal["raw", "fp16", "int8", "int4", "topk"]
-"""What a file may ask for."""
-
-RAW: Final = "raw"
-_ZLIB = "+zlib"
-_KINDS: tuple[Kind, ...] = get_args(Kind)
-NAMES = (RAW, *(kind + end for kind in _KINDS if kind != RAW for end in ("", _ZLIB)))
-"""What an offer may name."""
+from protofleet.wire.codecs.int8 import Int8
+from protofleet.wire.codecs.registry import CODECS, NAMES, RAW, STREAMS, ZLIB
+from protofleet.wire.codecs.streams import PREFIX, Reader, Writer, refused
+from protofleet.wire.codecs.tensor_codec import MOST_VALUE, Circumstances, TensorCodec
 
 SMALL = 32
 """Tensors of fewer numbers travel as they are: there is nothing to gain."""
 ZLIB_LEVEL = 6
 _PARAMS = "params/"
 _CHANGE = "change/"
-# Of normal float16 numbers: beyond, values are cut off, and below, they lose their bits.
-_MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
+_FOR_ALL = Int8()
+"""Codes what a codec cannot."""
 _KEY, _REFERENCE = "codec", "base"
 _Floats = NDArray[np.float32]
 _Bytes = TypeVar("_Bytes", bound=bytes | memoryview)
@@ -66,37 +35,45 @@ CheckLayout = Callable[[Tensors], None]
 before memory is taken for their numbers: it may look at no number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Codec:
     """How a sender encodes.
 
     Attributes:
-        kind: which codec.
-        compressed: whether zlib follows; ``raw`` is never compressed.
-        keep: share of a parameter's entries that ``topk`` sends, in (0, 1].
+        tensors: each of those that are coded; None: all travel bit for bit.
+        compressed: whether zlib follows; what is not coded is never compressed.
     """
 
-    kind: Kind = RAW
+    tensors: TensorCodec | None = None
     compressed: bool = False
-    keep: float = 0.1
 
     @property
     def is_raw(self) -> bool:
         """Whether tensors travel bit for bit."""
-        return self.kind == RAW
+        return self.tensors is None
 
     @property
     def name(self) -> str:
         """As an offer names it."""
-        return self.kind + _ZLIB if self.compressed and self.kind != RAW else self.kind
+        if self.tensors is None:
+            return RAW
+        return self.tensors.name + ZLIB if self.compressed else self.tensors.name
+
+    @property
+    def text(self) -> str:
+        """For people: with its settings, and without compression, which is common."""
+        return RAW if self.tensors is None else self.tensors.text
 
     @classmethod
-    def of(cls, name: str, keep: float = 0.1) -> Codec:
+    def of(cls, name: str, **settings: float) -> Codec:
         """The codec that a task asks for; ``raw``, which everyone reads, for what is not known."""
-        kinds = {name: kind for kind in _KINDS for name in (kind, kind + _ZLIB) if kind != RAW}
-        if name not in kinds or not 0 < keep <= 1:
+        kind = CODECS.get(name.removesuffix(ZLIB))
+        if kind is None:
             return cls()
-        return cls(kind=kinds[name], compressed=name.endswith(_ZLIB), keep=keep)
+        try:
+            return cls(kind.of(**settings), compressed=name.endswith(ZLIB))
+        except ValueError:
+            return cls()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +123,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     name: str
     shape: tuple[int, ...]
-    kind: Coded
+    kind: str
     delta: bool
 
 
@@ -176,10 +153,10 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
         InputError: a name, a dtype or a number of tensors that ``blobs.encode`` refuses.
     """
     about = dict(metadata or {})
-    if codec.kind == RAW:
+    if codec.tensors is None:
         parts = blobs.encoded_parts(tensors, about)
         return Encoded(parts=parts, codec=RAW, raw_bytes=sum(map(len, parts)), residual={})
-    coder = _Coder(codec, baseline, residual)
+    coder = _Coder(codec.tensors, baseline, residual)
     # In one order, whatever order the sender holds them in: a restart sends the same bytes.
     plain = {name: value for name, value in sorted(tensors.items()) if not coder.take(name, value)}
     if taken := [name for name in plain if name.startswith(PREFIX)]:
@@ -195,7 +172,7 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
 class _Coder:
     """Codes tensor after tensor."""
 
-    def __init__(self, codec: Codec, baseline: Tensors, residual: Tensors | None) -> None:
+    def __init__(self, codec: TensorCodec, baseline: Tensors, residual: Tensors | None) -> None:
         self._codec, self._baseline, self._residual = codec, baseline, residual
         self.entries: list[_Entry] = []
         self.streams = Writer()
@@ -218,11 +195,12 @@ class _Coder:
         corrected = self._residual is None and known is not None
         # What the server adds up must be near in every round, not only in the end.
         difference = remembered is not None and known is not None
-        kind = self._kind(peak, remembered=difference, corrected=corrected)
-        sent = self.streams.write(kind, wanted, self._codec.keep)
+        told = Circumstances(peak=peak, remembered=difference, corrected=corrected)
+        codec = self._codec if self._codec.fits(told) else _FOR_ALL
+        sent = codec.write(wanted, self.streams)
         if remembered is not None:
             self.left[name] = wanted - sent
-        entry = _Entry(name=name, shape=value.shape, kind=kind, delta=known is not None)
+        entry = _Entry(name=name, shape=value.shape, kind=codec.name, delta=known is not None)
         self.entries.append(entry)
         return True
 
@@ -234,24 +212,6 @@ class _Coder:
     def _increment(self, name: str) -> bool:
         """Only an update has any, and only an update has a residual."""
         return self._residual is not None and name.startswith(_CHANGE)
-
-    def _kind(self, peak: float, *, remembered: bool, corrected: bool) -> Coded:
-        """The codec's own, if something makes up for what it loses, and it can hold ``peak``."""
-        kind = self._codec.kind
-        match kind:
-            case "fp16":
-                fits = peak == 0 or _LEAST_HALF <= peak <= _MOST_HALF
-            case "topk":
-                fits = remembered
-            case "int4":
-                fits = remembered or corrected
-            case "int8":
-                fits = True
-            case "raw":
-                raise AssertionError("tensors that travel raw are not coded")
-            case _:
-                assert_never(kind)
-        return kind if fits else "int8"
 
 
 def decode(
@@ -285,7 +245,7 @@ def decode(
     raw_bytes = coding.raw_bytes
     if not 0 < raw_bytes <= max_bytes:
         raise refused(f"expected 1 to {max_bytes} bytes before compression, got {raw_bytes}")
-    if coding.codec.endswith(_ZLIB):
+    if coding.codec.endswith(ZLIB):
         data = _inflated(data, raw_bytes)
     if len(data) != raw_bytes:
         raise refused(f"expected {raw_bytes} bytes before compression, got {len(data)}")
@@ -296,7 +256,7 @@ def decode(
     if check is not None:
         check(plain | {entry.name: _hollow(entry.shape) for entry in entries})
     try:
-        reader = Reader(tensors)
+        reader = Reader(tensors, STREAMS)
         decoded = {entry.name: _read(reader, entry, baseline) for entry in entries}
         reader.finish()
     except InputError as error:
@@ -331,16 +291,7 @@ def _checked_entries(
         entries = msgspec.json.decode(text, type=list[_Entry])
     except (msgspec.DecodeError, RecursionError) as error:
         raise refused(f"table of tensors: {error}") from error
-    names = [entry.name for entry in entries]
-    plain = sum(not name.startswith(PREFIX) for name in tensors)
-    if len(entries) + plain > blobs.MAX_TENSORS:
-        raise refused(f"table of tensors: expected at most {blobs.MAX_TENSORS} in all")
-    if not all(map(blobs.name_allowed, names)):
-        raise refused("table of tensors: a name is not allowed")
-    if len(set(names)) < len(names) or not tensors.keys().isdisjoint(names):
-        raise refused("table of tensors: expected each name once")
-    if any(name.startswith(PREFIX) for name in names):
-        raise refused(f"table of tensors: a name starts with '{PREFIX}'")
+    _check_names(entries, tensors)
     total = 0
     for entry in entries:
         # Numbers of thousands of digits are never multiplied, nor written into a message.
@@ -355,6 +306,21 @@ def _checked_entries(
     if total > max_bytes:
         raise refused(f"expected tensors of at most {max_bytes} bytes in all, got {total}")
     return entries
+
+
+def _check_names(entries: list[_Entry], tensors: Tensors) -> None:
+    names = [entry.name for entry in entries]
+    plain = sum(not name.startswith(PREFIX) for name in tensors)
+    if len(entries) + plain > blobs.MAX_TENSORS:
+        raise refused(f"table of tensors: expected at most {blobs.MAX_TENSORS} in all")
+    if not all(map(blobs.name_allowed, names)):
+        raise refused("table of tensors: a name is not allowed")
+    if len(set(names)) < len(names) or not tensors.keys().isdisjoint(names):
+        raise refused("table of tensors: expected each name once")
+    if any(name.startswith(PREFIX) for name in names):
+        raise refused(f"table of tensors: a name starts with '{PREFIX}'")
+    if unknown := {entry.kind for entry in entries} - CODECS.keys():
+        raise refused(f"table of tensors: no codec is called '{min(unknown)[:64]}'")
 
 
 def to_raw(
@@ -380,7 +346,7 @@ def to_raw(
 
 
 def _read(reader: Reader, entry: _Entry, baseline: Tensors) -> NDArray[np.float32]:
-    values = reader.read(entry.kind, math.prod(entry.shape)).reshape(entry.shape)
+    values = CODECS[entry.kind].read(math.prod(entry.shape), reader).reshape(entry.shape)
     if entry.delta:
         with np.errstate(over="ignore"):
             np.add(baseline[entry.name], values, out=values)
