@@ -13,9 +13,9 @@ LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed
 # The page for browsers. Node 20 or newer builds and tests it; where the system has none, the
 # environment gets one.
-WEB := edge/web/static/index.html
-WEB_SOURCES := $(wildcard edge/web/*.json edge/web/*.mjs) $(shell find edge/web/src -type f)
-MODULES := edge/web/node_modules/.package-lock.json
+WEB := src/protofleet/hub/page/index.html
+WEB_SOURCES := $(wildcard src/web/*.json src/web/*.mjs) $(shell find src/web/src -type f)
+MODULES := src/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
@@ -24,7 +24,7 @@ HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.n
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
 
-web: $(WEB) ## the page for browsers, into edge/web/static (docs/phone.md)
+web: $(WEB) ## the page for browsers, into src/protofleet/hub/page (docs/phone.md)
 
 test: $(STAMP) $(WEB) ## every test that this machine can run; the kernels' also as plain Python
 ifneq ($(ARGS),)
@@ -77,15 +77,15 @@ wheel: $(STAMP) $(WEB) ## the package as one file under dist/, for devices: no i
 	@rm -f build.log; ls dist/*.whl
 
 clean:
-	rm -rf build dist site $(VENV) *.egg-info edge/web/static edge/web/node_modules
+	rm -rf build dist site $(VENV) *.egg-info src/protofleet/hub/page src/web/node_modules
 
 $(WEB): $(WEB_SOURCES) $(MODULES)
-	cd edge/web && $(NODE_PATH_FIRST) npm run --silent build
+	cd src/web && $(NODE_PATH_FIRST) npm run --silent build
 
-$(MODULES): edge/web/package-lock.json | $(STAMP)
+$(MODULES): src/web/package-lock.json | $(STAMP)
 	@$(HAS_NODE) || { echo "No Node 20 or newer here: one goes into $(VENV) ..."; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[node]"; }
-	cd edge/web && $(NODE_PATH_FIRST) npm ci --no-audit --no-fund --loglevel error
+	cd src/web && $(NODE_PATH_FIRST) npm ci --no-audit --no-fund --loglevel error
 
 # torch comes first and exactly: a looser request may fetch gigabytes of GPU packages.
 $(STAMP): pyproject.toml constraints.txt

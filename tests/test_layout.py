@@ -11,7 +11,6 @@ from pathlib import Path, PurePath
 _ROOT = Path(__file__).resolve().parent.parent
 _README = _ROOT / "tests" / "README.md"
 _PACKAGE = _ROOT / "src" / "protofleet"
-_WEB = _PACKAGE / "edge" / "web"
 """TypeScript, packages of npm, and helpers of their tests."""
 _ROW = re.compile(r"\| `([^`]+)` \| ((?:`[^`]+`(?:, )?)+) \|")
 
@@ -21,8 +20,7 @@ def _paths() -> list[PurePath]:
     """The product's files, relative to the package; its links lead to the folders at the top."""
     folders = [path for path in _PACKAGE.iterdir() if path.is_dir()]
     found = [*_PACKAGE.glob("*.py"), *(path for one in folders for path in one.rglob("*.py"))]
-    ours = (path for path in found if not path.is_relative_to(_WEB))
-    return sorted(PurePath(path.relative_to(_PACKAGE)) for path in ours)
+    return sorted(PurePath(path.relative_to(_PACKAGE)) for path in found)
 
 
 def _modules() -> list[PurePath]:

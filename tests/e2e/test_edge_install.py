@@ -60,7 +60,7 @@ def test_the_wheel_has_every_module_and_every_experiment(edge_python, tmp_path):
         str((Path(place) / name).relative_to(package))
         for place, _, names in os.walk(package, followlinks=True)
         for name in names
-        if name.endswith((".py", ".toml", ".jinja2")) and "/edge/web" not in place
+        if name.endswith((".py", ".toml", ".jinja2"))
     }
     assert len(expected) > 700
     assert expected <= set(found.stdout.splitlines())
@@ -68,13 +68,13 @@ def test_the_wheel_has_every_module_and_every_experiment(edge_python, tmp_path):
 
 def test_the_wheel_has_the_page_for_browsers(edge_python, tmp_path):
     """Its users need no Node."""
-    page = _ROOT / "edge" / "web" / "static"
+    page = _ROOT / "src" / "protofleet" / "hub" / "page"
     if not page.is_dir():
         assert "PROTOFLEET_CI" not in os.environ, "make web comes before the tests"
         pytest.skip("needs the page: make web")
     code = (
         "from importlib.resources import files\n"
-        "page = files('protofleet.edge') / 'web' / 'static'\n"
+        "page = files('protofleet.hub') / 'page'\n"
         "print(*sorted(p.relative_to(page) for p in page.rglob('*') if p.is_file()), sep='\\n')"
     )
     command = [edge_python, "-c", code]

@@ -62,7 +62,7 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
 
 
 def test_the_strategies_that_a_browser_lacks_are_named():
-    index = (_ROOT / "edge" / "web" / "src" / "strategies" / "index.ts").read_text()
+    index = (_ROOT / "src" / "web" / "src" / "strategies" / "index.ts").read_text()
     there = set(re.findall(r'^  \["(\w+)", \w+\.build\]', index, re.MULTILINE))
     (lacking,) = re.findall(r"It has all but\s(.*?)\.\n", _DOCS.read_text(), re.DOTALL)
     assert set(re.findall(r"`(\w+)`", lacking)) == DESCRIPTIONS.keys() - there

@@ -19,7 +19,7 @@ import pytest
 
 from protofleet.broker.folder import find_mosquitto
 
-_WEB = Path(__file__).resolve().parent.parent.parent / "edge" / "web"
+_WEB = Path(__file__).resolve().parent.parent.parent / "src" / "web"
 _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 _READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user who must not
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from web.node import WEB, Node, needed, skip
+from web.node import Node, needed, skip
+
+from protofleet.hub.site import page_folder
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +18,6 @@ def node() -> Node:
 
 @pytest.fixture(scope="session")
 def built_page() -> None:
-    """``edge/web/static``."""
-    if not (WEB / "static" / "index.html").is_file():
+    """What ``make web`` makes."""
+    if not (page_folder() / "index.html").is_file():
         skip("needs the built page: make web")

@@ -1,4 +1,4 @@
-"""Times native ONNX Runtime for ``edge/web/bench/steps.ts``, one request after the other.
+"""Times native ONNX Runtime for ``src/web/bench/steps.ts``, one request after the other.
 
 ``native_steps.py BUNDLE BATCH`` opens a bundle on one thread, without kernels of our own, and
 answers every line of standard input, ``step N`` or ``train N``, with the mean milliseconds of N

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-WEB = Path(__file__).resolve().parent.parent.parent / "edge" / "web"
+WEB = Path(__file__).resolve().parent.parent.parent / "src" / "web"
 _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 """The environment's own Node comes first, as in the Makefile."""
 _TIMEOUT_S = 600
@@ -20,7 +20,7 @@ _PASSED = re.compile(r"^# pass [1-9]", re.MULTILINE)
 
 
 class Node:
-    """Runs commands in ``edge/web``."""
+    """Runs commands in ``src/web``."""
 
     def run(self, *command: str) -> str:
         """What a command says, which must succeed."""

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+
 from web import golden_intake, golden_optimisers, golden_random, golden_tasks
 
-_GOLDEN = Path(__file__).parent.parent.parent / "edge" / "web" / "test" / "golden"
+_GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden"
 
 
 @pytest.mark.parametrize(

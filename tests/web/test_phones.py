@@ -1,4 +1,4 @@
-"""Whole federations with a browser in them, of real processes: ``edge/web/e2e``."""
+"""Whole federations with a browser in them, of real processes: ``src/web/e2e``."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ Site = Mapping[str, Resource]
 
 def page_folder() -> Path:
     """Where the page's build lies, in a checkout and in the installed package."""
-    return Path(str(files("protofleet.edge"))) / "web" / "static"
+    return Path(str(files("protofleet.hub"))) / "page"
 
 
 def make_site(config: FederationConfig, *, authority: bytes | None = None) -> Site:

@@ -1,5 +1,5 @@
 /**
- * Builds `static/`: the page, the device's worker, the service worker, icons, and ONNX Runtime's wasm.
+ * Builds the package's `hub/page/`: the page, the device's worker, the service worker, icons, and ONNX Runtime's wasm.
  *
  * Names under `assets/` end with a hash of their content, so that they may be kept for ever. Every
  * file that shrinks lies beside its `.gz` and `.br`. The build fails if a first start would
@@ -19,12 +19,12 @@ import { build } from "esbuild";
 import { iconPng, iconSvg } from "./icons.mjs";
 
 const ROOT = dirname(fileURLToPath(import.meta.url));
-const OUT = join(ROOT, "static");
+const OUT = join(ROOT, "../protofleet/hub/page");
 const MOST_FIRST_TRANSFER = 4_500_000;
 const WASM = "ort-wasm-simd-threaded.wasm";
 const BIG = 1 << 20;
 
-/** Path under `static/` → content. */
+/** Path under `OUT` → content. */
 const files = new Map();
 
 function put(path, content) {

@@ -1,4 +1,4 @@
-/** Serves `static/` as the hub does: compressed, with its security policy, and nothing else of it. */
+/** Serves the built page as the hub does: compressed, with its security policy, and nothing else of it. */
 
 import { createHash } from "node:crypto";
 import { createServer } from "node:http";

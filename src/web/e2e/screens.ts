@@ -3,7 +3,7 @@
  *
  *     node --import tsx e2e/screens.ts FOLDER [PATTERN]
  *
- * `static/` must have been built. Ends with status 1 if there is a violation or an error in a page.
+ * The page must have been built. Ends with status 1 if there is a violation or an error in a page.
  */
 
 import { mkdirSync } from "node:fs";
@@ -172,7 +172,7 @@ async function main(): Promise<void> {
   const wanted = new RegExp(pattern);
   mkdirSync(folder, { recursive: true });
   let status = BEFORE;
-  const root = join(import.meta.dirname, "..", "static");
+  const root = join(import.meta.dirname, "../../protofleet/hub/page");
   const federation = JSON.stringify({ federation: "kitchen-table", keys: false });
   let open = false;
   const server = await serveStatic(root, (path) => {

@@ -335,9 +335,9 @@ export class Network {
 
 /** Path of the built worker on the hub. */
 export function workerPath(): string {
-  const names = readdirSync(join(HERE, "../static/assets"));
+  const names = readdirSync(join(HERE, "../../protofleet/hub/page/assets"));
   const found = names.find((name) => /^worker-[0-9a-f]+\.js$/.test(name));
-  if (found === undefined) throw new Error("no static/assets/worker-….js: npm run build");
+  if (found === undefined) throw new Error("no assets/worker-….js: npm run build");
   return `/assets/${found}`;
 }
 
