@@ -18,6 +18,7 @@ from protofleet.federation.records import (
     PrivacyRecord,
     RoundRecord,
     Scores,
+    StatisticRows,
     UpdateRecord,
 )
 from protofleet.tensors import TaskName
@@ -25,6 +26,7 @@ from protofleet.wire.usage import NO_USAGE
 
 _LAST = "(SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
 _COUNTED, _REPORTED_IN = f"counted_in <= {_LAST}", f"round_id <= {_LAST}"
+_START = "json_extract(record, '$.evaluation.start')"
 _PEAK = "max(json_extract(record, '$.costs.peak_rss_bytes'))"
 _ROUNDS = (
     "SELECT round_id, final, seconds, scores, update_norms, figures,"  # noqa: S608 - ours
@@ -36,6 +38,18 @@ _ROUNDS = (
 )
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
 _to_record = msgspec.json.Decoder(UpdateRecord).decode
+
+
+_TAKERS = (
+    "SELECT round_id, count(DISTINCT device_id),"  # noqa: S608 - ours
+    f" count(DISTINCT CASE WHEN {IDLE} THEN device_id END) FROM reported"
+)
+_REPORTED = (
+    "SELECT *, min(length(cell) || ' ' || cell) FROM reported WHERE EXISTS (SELECT 1 FROM members"
+    " WHERE members.round_id = reported.round_id AND members.device_id = reported.cell"
+    " AND members.file IS NOT NULL) GROUP BY round_id, device_id"
+)
+"""Rows of what cells have reported; of a device in two cells the first cell's."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +70,11 @@ class LedgerReading:
         db: the ledger's database.
         folder: of the run.
     """
+
+    _updates = f"members WHERE {_COUNTED}"
+    """That count in committed rounds …"""
+    _newest = "counted_in DESC, round_id"
+    """… and their order."""
 
     def __init__(self, db: sqlite3.Connection, folder: Path) -> None:
         self._db, self.folder = db, folder
@@ -125,16 +144,24 @@ class LedgerReading:
     def device_totals(self, device_id: str) -> tuple[int, int]:
         """How many of a device's updates have counted, and the most memory that one told of."""
         row = self._db.execute(
-            f"SELECT count(*), {_PEAK} FROM members WHERE device_id = ? AND {_COUNTED}",  # noqa: S608 - ours
+            f"SELECT count(*), {_PEAK} FROM {self._updates} AND device_id = ?",  # noqa: S608 - ours
             (device_id,),
         ).fetchone()
         return row[0], row[1] or 0
 
+    def device_start(self, device_id: str) -> StatisticRows | None:
+        """What the bundle's model did on the device's test part, as it was told last."""
+        row = self._db.execute(
+            f"SELECT {_START} FROM {self._updates} AND device_id = ? AND {_START} IS NOT NULL"  # noqa: S608 - ours
+            " ORDER BY round_id DESC LIMIT 1",
+            (device_id,),
+        ).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=StatisticRows)
+
     def device_records(self, device_id: str) -> Iterator[UpdateRecord]:
         """What a device's updates have told that count in committed rounds, the last one first."""
         rows = self._db.execute(
-            f"SELECT record FROM members WHERE device_id = ? AND {_COUNTED}"  # noqa: S608 - ours
-            " ORDER BY counted_in DESC, round_id",
+            f"SELECT record FROM {self._updates} AND device_id = ? ORDER BY {self._newest}",  # noqa: S608 - ours
             (device_id,),
         )
         for (record,) in rows:
@@ -151,6 +178,9 @@ class LedgerReading:
 
 class RootReading(LedgerReading):
     """The same of a root, whose members are cells and whose updates are those of their devices."""
+
+    _updates = f"({_REPORTED}) WHERE {_REPORTED_IN}"
+    _newest = "round_id DESC"
 
     def accepted(self, round_id: int) -> Iterator[Accepted]:
         """Of the devices in all cells, sorted by device_id; of one in two what the first says."""
@@ -188,24 +218,6 @@ class RootReading(LedgerReading):
         )
         return [device_id for (device_id,) in rows]
 
-    def device_totals(self, device_id: str) -> tuple[int, int]:
-        """As ``LedgerReading`` has it, of what its cell has reported."""
-        row = self._db.execute(
-            f"SELECT count(*), {_PEAK} FROM ({_REPORTED}) WHERE device_id = ? AND {_REPORTED_IN}",  # noqa: S608 - ours
-            (device_id,),
-        ).fetchone()
-        return row[0], row[1] or 0
-
-    def device_records(self, device_id: str) -> Iterator[UpdateRecord]:
-        """As ``LedgerReading`` has it, of what its cell has reported."""
-        rows = self._db.execute(
-            f"SELECT record FROM ({_REPORTED}) WHERE device_id = ? AND {_REPORTED_IN}"  # noqa: S608 - ours
-            " ORDER BY round_id DESC",
-            (device_id,),
-        )
-        for (record,) in rows:
-            yield _to_record(record)
-
     def cells(self) -> tuple[CellRecord, ...]:
         """The cells that have reported, by name."""
         counts = self._db.execute(
@@ -222,21 +234,6 @@ class RootReading(LedgerReading):
             )
             for name, count in counts
         )
-
-
-_TAKERS = (
-    "SELECT round_id, count(DISTINCT device_id),"  # noqa: S608 - ours
-    f" count(DISTINCT CASE WHEN {IDLE} THEN device_id END) FROM reported"
-)
-_REPORTED = (
-    "SELECT *, min(length(cell) || ' ' || cell) FROM reported WHERE EXISTS (SELECT 1 FROM members"
-    " WHERE members.round_id = reported.round_id AND members.device_id = reported.cell"
-    " AND members.file IS NOT NULL) GROUP BY round_id, device_id"
-)
-"""Rows of what cells have reported; of a device in two cells the first cell's."""
-_REPORTED_IN = (
-    "round_id <= (SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
-)
 
 
 def reading_of(db: sqlite3.Connection, folder: Path) -> LedgerReading:

@@ -112,7 +112,8 @@ CREATE TABLE IF NOT EXISTS control (
 """
 
 THINNED = (
-    "json_remove(record, '$.evaluation', '$.costs.train_step_ms', '$.costs.infer_ms',"
+    "json_remove(record, '$.evaluation.own', '$.evaluation.pooled', '$.evaluation.own_loss',"
+    " '$.evaluation.more', '$.costs.train_step_ms', '$.costs.infer_ms',"
     " '$.costs.phases_s', '$.costs.cpu_s')"
 )
 """A record of an update without what takes most of its room."""

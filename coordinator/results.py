@@ -19,9 +19,12 @@ from protofleet.coordinator.ledger_rows import Traffic
 from protofleet.coordinator.status import opened_ledger
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
+from protofleet.federation.coding import to_evaluation
+from protofleet.federation.outcome import Outcome, OwnerOutcome, outcome_of, owner_outcome
 from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
+    EvaluationRecord,
     FleetDetails,
     RoundBytes,
     RunRecord,
@@ -65,25 +68,30 @@ class Results:
         with lock(folder / "results.lock", taken=taken, patience_s=_PATIENCE_S):
             sums: dict[int, tuple[int, int]] = {}
             summaries: list[DeviceRecord] = []
+            owners: list[OwnerOutcome | None] = []
             save_by_device(
                 FleetDetails(task=about.task, outputs=about.outputs, devices=()),
-                self._devices(sums, summaries),
+                self._devices(sums, summaries, owners),
                 folder / DEVICES,
             )
-            record = self._record(sums)
+            record = self._record(sums, outcome_of(about.task, owners))
             save_by_device(record, summaries, self.path)
         return record
 
     def _devices(
-        self, sums: dict[int, tuple[int, int]], summaries: list[DeviceRecord]
+        self,
+        sums: dict[int, tuple[int, int]],
+        summaries: list[DeviceRecord],
+        owners: list[OwnerOutcome | None],
     ) -> Iterator[DeviceDetails]:
-        """Details of each device, by id; beside them grow the rounds' bytes, and its summary."""
+        """Details of each device, by id; beside them grows what is told of all of them."""
         names = self._ledger.device_ids()
         most = max(1, min(_SAMPLES, _SAMPLES_IN_ALL // max(1, len(names))))
         paid = _summed(self._ledger.usage.by_device(), sums)
         latest = ((one, usage) for one, _, usage in self._ledger.usage.latest())
         for name, of_rounds, usage in _beside(names, paid, latest):
             details = self._details(name, of_rounds, most)
+            owners.append(self._owner(details))
             summaries.append(_summary(details, usage))
             yield details
 
@@ -108,7 +116,14 @@ class Results:
             backend=last.costs.backend_name,
         )
 
-    def _record(self, traffic: Traffic) -> RunRecord:
+    def _owner(self, device: DeviceDetails) -> OwnerOutcome | None:
+        told = EvaluationRecord(
+            own=device.evaluation.own, start=self._ledger.device_start(device.id)
+        )
+        scored = to_evaluation(told)
+        return owner_outcome(device.id, self._about.task, scored.start, scored.own)
+
+    def _record(self, traffic: Traffic, outcome: Outcome | None) -> RunRecord:
         rounds = self._ledger.committed(traffic)
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
@@ -122,6 +137,7 @@ class Results:
             last=last_scores(scored, final),
             devices=(),
             switched_off=self._about.switched_off,
+            outcome=outcome,
             cells=self._ledger.cells(),
         )
 

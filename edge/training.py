@@ -213,9 +213,20 @@ class Learner:
         timed = {name: _Timed(grad_fn, self) for name, grad_fn in self._programs.grad_fns.items()}
         tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
         tools = replace(tools, training=replace(tools.training, work=work))
+        before = None if state is None else self._data.at(state.round_id)
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
-            return strategy.client_update(state, payload, tools)
+            state, update = strategy.client_update(state, payload, tools)
+        if before is not self._own:
+            update = self._with_start(update)
+        return state, update
+
+    def _with_start(self, update: Update) -> Update:
+        """With statistics of the bundle's model on the same examples: what the owner had before."""
+        own = self._own
+        with self.meter.phase("evaluate"):
+            start = self._count(self._scores(self.model.network, own.x_test, None), own.y_test)
+        return replace(update, evaluation=replace(update.evaluation, start=start))
 
     def _tell_uneven_batch(self, strategy: Strategy) -> None:
         settings, count = strategy.settings, len(self._own.y_train)

@@ -31,8 +31,10 @@ def test_rows_have_numbers_alone(results):
 
 
 def test_people_read_a_line_for_each_section(results):
-    title, *sections = str(results).splitlines()
+    title, owners, changed, *sections = str(results).splitlines()
     assert title.startswith("fedavg, 2 rounds, in ")
+    assert owners.startswith("3 owners: balanced accuracy ")
+    assert " better than at the start, " in changed
     assert [line.split(":")[0] for line in sections] == [
         "personalisation",
         "generalisation",

@@ -195,8 +195,11 @@ def test_honest_claims_of_a_bundle_of_targets_are_let_in_and_others_refused(tiny
     assert _rule(_blob(tiny.tensors(), evaluation=counts), expected) == "evaluation"
     more = own.copy()
     more[0, 0] += 1
-    for further in ({"pooled": more}, {"more": {"early": own[:2]}}):
+    for further in ({"pooled": more}, {"start": more}, {"more": {"early": own[:2]}}):
         claim = Evaluation(own=own, **further)
+        assert _rule(_blob(tiny.tensors(), evaluation=claim), expected) == "evaluation"
+    for name in ("own", "start", "pooled"):
+        claim = Evaluation(**{"own": own, name: more, "more": {name: own}})
         assert _rule(_blob(tiny.tensors(), evaluation=claim), expected) == "evaluation"
 
 

@@ -15,6 +15,7 @@ from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.store import MethodResult
+from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import (
     DeviceRecord,
     Metrics,
@@ -58,6 +59,9 @@ class Results:
         rounds: those that are done, in their order.
         scores: of the best round: the one with the best mean score of the clients' models.
         last: as each section was scored last.
+        outcome: what the run has done for the clients' owners (print it): each one's score before
+            and now on their own test examples, how many are better off and how many worse; None
+            where nobody has told.
         devices: what each device paid, by its own account; empty where there were no devices.
     """
 
@@ -67,6 +71,7 @@ class Results:
     rounds: tuple[RoundRecord, ...]
     scores: Scores
     last: Scores
+    outcome: Outcome | None = None
     devices: tuple[DeviceRecord, ...] = ()
 
     def __str__(self) -> str:
@@ -75,6 +80,7 @@ class Results:
         idle = sum(one.trained == 0 for one in self.rounds)
         if idle:
             lines.append(f"in {idle} of them no client had training examples: nothing was learnt")
+        lines += [] if self.outcome is None else self.outcome.lines()
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
         return "\n".join(lines)
 
@@ -206,6 +212,7 @@ def _results(
         rounds=record.rounds,
         scores=record.scores,
         last=record.last,
+        outcome=record.outcome,
         devices=devices,
     )
 

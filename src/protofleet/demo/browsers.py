@@ -28,10 +28,12 @@ def check_browsers() -> None:
     Raises:
         UnavailableError: Chromium, Node, the page or the packages that drive browsers are absent.
     """
+    from protofleet.hub.site import page_folder  # noqa: PLC0415 - an extra
+
     _find_chromium()
     _find_node()
     web = _web_folder()
-    if not (web / "static" / "index.html").is_file() or not (web / "node_modules").is_dir():
+    if not (page_folder() / "index.html").is_file() or not (web / "node_modules").is_dir():
         raise UnavailableError(
             "--browsers: the page and what drives browsers are not here; in a checkout: make web"
         )
@@ -93,9 +95,8 @@ def _port(folder: Path) -> int:
 
 
 def _web_folder() -> Path:
-    from protofleet.hub.site import page_folder  # noqa: PLC0415 - an extra
-
-    return page_folder().parent
+    """Beside the package, in a checkout alone."""
+    return Path(__file__).resolve().parents[2] / "web"
 
 
 def _find_chromium() -> str:

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from protofleet.experiments.claim_registry import SCORES, Comparison, MeasureName
 from protofleet.experiments.config import Dynamic, ScoreSettings, Section, Select
-from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import quoted_scores, score_of, trained
+from protofleet.federation.intervals import half_interval
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.federation.scores import last_scores
 
@@ -286,7 +286,7 @@ def _estimate(one: Outcome, pairs: Sequence[Pair]) -> Estimate:
 
 def _student(values: NDArray[np.float64]) -> tuple[float, float]:
     found = Spread(mean=float(np.mean(values)), std=float(np.std(values)), n=len(values))
-    return found.mean, half_interval(found)
+    return found.mean, half_interval(found.std, found.n)
 
 
 def _order(n: int) -> tuple[int, float]:

@@ -37,8 +37,10 @@ from protofleet.federation.coding import (
     CodedPayload,
     DecodedUpdate,
     PayloadEncoder,
+    to_evaluation,
     update_baseline,
 )
+from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import ClientCosts, RoundRecord
 from protofleet.federation.schedule import (
@@ -97,11 +99,15 @@ def run_local(
             watch(run.rounds[-1])
         if keep:
             saving.save(run)
-    result = job.result(plan, engine, run.rounds, finished=True)
+    result = job.result(plan, engine, run.rounds, finished=True, outcome=_outcome(plan, run))
     save_result(job.folder, result)
     if not keep:
         remove_checkpoint(job.folder)
     return result
+
+
+def _outcome(plan: Plan, run: RunProgress) -> Outcome | None:
+    return outcome_of(plan.bundle.manifest.task, (one.owner for one in run.clients.values()))
 
 
 def _spec(job: Job, plan: Plan) -> WorkerSpec:
@@ -207,7 +213,8 @@ class _Engine:
             figures=self._server.figures(server) | self._diagnosed(server),
             costs=_mean_costs([one.costs for one in results.values()]),
         )
-        return self._kept(run, server, done, results, sent)
+        owners = self._owners(run, admitted)
+        return self._kept(run, server, done, results, sent=sent, owners=owners)
 
     def _diagnosed(self, server: ServerState) -> dict[str, float]:
         """Figures of the alignment layers of the server's model, if they are asked for."""
@@ -323,19 +330,33 @@ class _Engine:
         if not any(isinstance(action, CloseRound) for action in actions):
             raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 
+    def _owners(
+        self, run: RunProgress, admitted: Iterable[DecodedUpdate]
+    ) -> dict[str, OwnerOutcome | None]:
+        """What the run has done for each client's owner, by what counts in this round."""
+        owners = {client_id: one.owner for client_id, one in run.clients.items()}
+        for told in admitted:
+            name = told.record.client_id
+            evaluation = to_evaluation(told.record.evaluation)
+            task = self._plan.bundle.manifest.task
+            owners[name] = followed(owners.get(name), name, task, evaluation)
+        return owners
+
     @staticmethod
-    def _kept(
+    def _kept(  # noqa: PLR0913 - all that a round leaves
         run: RunProgress,
         server: ServerState,
         done: RoundRecord,
         results: Mapping[str, WorkerResult],
+        *,
         sent: Mapping[str, CodedPayload],
+        owners: Mapping[str, OwnerOutcome | None],
     ) -> RunProgress:
         """After the round: new states, and the payloads that are still referred to."""
         clients, references = dict(run.clients), dict(run.references)
         for client_id, one in results.items():
             coded = sent[client_id]
-            clients[client_id] = ClientProgress(one.round_id, coded.held)
+            clients[client_id] = ClientProgress(one.round_id, coded.held, owners.get(client_id))
             references[coded.held] = coded.raw
         held = {one.reference for one in clients.values()} - {""}
         return RunProgress(
@@ -389,7 +410,9 @@ class _Saving:
         """Results first: a checkpoint is of no use without the rounds that led to it."""
         job, plan, engine = self._job, self._plan, self._engine
         stored = self._workers.stored({name: one.round_id for name, one in run.clients.items()})
-        save_result(job.folder, job.result(plan, engine, run.rounds, finished=False))
+        outcome = _outcome(plan, run)
+        done = job.result(plan, engine, run.rounds, finished=False, outcome=outcome)
+        save_result(job.folder, done)
         save_checkpoint(job.folder, run, stored, job.identity(plan, engine))
 
 

@@ -58,11 +58,11 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         fleet = _fleet(job, config, plan.bundle.signer)
         rehearse(file, fleet, run_dir, _on_rounds(watch), env=_COMPILED)
     spent = _training(run_dir)
+    found = load_record(run_dir / "result.json", RunRecord)
     rounds = tuple(
-        msgspec.structs.replace(one, costs=spent.get(one.round_id))
-        for one in load_record(run_dir / "result.json", RunRecord).rounds
+        msgspec.structs.replace(one, costs=spent.get(one.round_id)) for one in found.rounds
     )
-    result = job.result(plan, "mqtt", rounds, finished=True)
+    result = job.result(plan, "mqtt", rounds, finished=True, outcome=found.outcome)
     save_result(job.folder, result)
     return result
 

@@ -11,6 +11,7 @@ import msgspec
 from protofleet.durable import write_whole_parts
 from protofleet.errors import InputError, MissingDataError, RefusedError
 from protofleet.experiments._worker import StoredClient
+from protofleet.federation.outcome import OwnerOutcome
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
@@ -20,10 +21,17 @@ _FILE = "checkpoint.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class ClientProgress:
-    """The last complete round of a client, and its payload if the next one refers to it."""
+    """The last complete round of a client.
+
+    Attributes:
+        round_id: of that.
+        reference: of its payload, if the next one refers to it.
+        owner: what the run has done for its owner so far; None: not told.
+    """
 
     round_id: int
     reference: str
+    owner: OwnerOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,8 @@ def save_checkpoint(
     contents = {"server": blobs.encoded_parts(run.server.tensors)}
     clients = {}
     for name, one in stored.items():
-        clients[name] = one.round_id, run.clients[name].reference
+        told = run.clients[name]
+        clients[name] = one.round_id, told.reference, told.owner
         contents[f"client/{name}"] = one.packed_parts()
     for reference, raw in run.references.items():
         contents[f"payload/{reference}"] = [raw]
@@ -97,17 +106,18 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         about = msgspec.json.decode(metadata["checkpoint"])
         server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
         clients, kept, references = {}, {}, {}
-        for name, (round_id, reference) in about["clients"].items():
+        for name, (round_id, reference, *owner) in about["clients"].items():
             packed = tensors[f"client/{name}"].tobytes()
             kept[name] = StoredClient.unpacked(round_id, packed)
-            clients[name] = ClientProgress(round_id, reference)
+            told = msgspec.convert(owner[0] if owner else None, OwnerOutcome | None)
+            clients[name] = ClientProgress(round_id, reference, told)
             if reference and reference not in references:
                 references[reference] = tensors[f"payload/{reference}"].tobytes()
         state = ServerState(round_id=about["round_id"], tensors=server)
         return Checkpoint(about["identity"], state, clients, kept, references)
     except FileNotFoundError as error:
         raise MissingDataError(f"checkpoint '{file}': no such file") from error
-    except (KeyError, msgspec.DecodeError, RefusedError) as error:
+    except (KeyError, ValueError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
 
 

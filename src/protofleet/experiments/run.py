@@ -17,6 +17,7 @@ from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
+from protofleet.federation.outcome import Outcome
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
 from protofleet.federation.schedule_settings import ScheduleSettings
@@ -155,7 +156,13 @@ class Job:
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
     def result(
-        self, plan: Plan, engine: Engine, rounds: tuple[RoundRecord, ...], *, finished: bool
+        self,
+        plan: Plan,
+        engine: Engine,
+        rounds: tuple[RoundRecord, ...],
+        *,
+        finished: bool,
+        outcome: Outcome | None = None,
     ) -> MethodResult:
         """The result of the rounds so far."""
         final = next((one.scores for one in rounds if one.final), None)
@@ -170,6 +177,7 @@ class Job:
             rounds=rounds,
             scores=run_scores(one.scores for one in rounds),
             last=last_scores((one.scores for one in rounds if not one.final), final),
+            outcome=outcome,
             clients=len(self.clients),
             parameters=plan.model.params.layout.size,
             digest=digest(self.experiment, self.method),

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping
 
 from protofleet.experiments.comparisons import mean_of
-from protofleet.experiments.intervals import half_interval
+from protofleet.federation.intervals import half_interval
 from protofleet.federation.records import Spread
 
 _PAIRED = 3
@@ -42,7 +42,8 @@ def as_good(best: _BySeed, other: _BySeed) -> bool | None:
         return None
     # The clients' intervals of each seed; a mean over seeds narrows neither by assumption.
     halves = [
-        statistics.fmean(half_interval(one) for one in scores.values()) for scores in (best, other)
+        statistics.fmean(half_interval(one.std, one.n) for one in scores.values())
+        for scores in (best, other)
     ]
     return statistics.fmean(ours) - statistics.fmean(theirs) <= math.hypot(*halves)
 

@@ -19,8 +19,8 @@ from protofleet.experiments.config import (
     Section,
     Select,
 )
-from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
+from protofleet.federation.intervals import half_interval
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.federation.scores import last_scores, run_scores
 from protofleet.strategies.scores import MetricName
@@ -261,7 +261,7 @@ def _figure(
     # The server's model, that of central training, or all clients' examples taken together.
     together = all(one.n == 1 for one in values)
     one_figure = section == "global" or runs[0].clients == 1 or together
-    widths = [] if one_figure else [half_interval(one) for one in values if one.n > 1]
+    widths = [] if one_figure else [half_interval(one.std, one.n) for one in values if one.n > 1]
     return Figure(
         mean=float(np.mean([one.mean for one in values])),
         **_spread(values, one_figure=one_figure),

@@ -339,7 +339,9 @@ def _record_of(metadata: Mapping[str, str]) -> UpdateRecord:
 def _fitting(record: UpdateRecord) -> str:
     """The record as JSON, without statistics that no blob's header can hold (of 1000 classes)."""
     full = record.evaluation
-    fewer: tuple[dict[str, Any], ...] = ({}, {"more": {}}, {"pooled": None}, {"own": None})
+    fewer: tuple[dict[str, Any], ...] = (
+        {}, {"more": {}}, {"pooled": None}, {"start": None}, {"own": None},
+    )  # fmt: skip
     left_out: dict[str, Any] = {}
     for one in fewer:
         left_out |= one
@@ -361,6 +363,7 @@ def to_evaluation(record: EvaluationRecord) -> Evaluation:
         own=None if record.own is None else _to_array("own", record.own),
         pooled=None if record.pooled is None else _to_array("pooled", record.pooled),
         own_loss=math.nan if record.own_loss is None else record.own_loss,
+        start=None if record.start is None else _to_array("start", record.start),
         more={name: _to_array(name[:_SHOWN], rows) for name, rows in record.more.items()},
     )
 
@@ -371,6 +374,7 @@ def _to_record(evaluation: Evaluation) -> EvaluationRecord:
         own=None if evaluation.own is None else _to_rows(evaluation.own),
         pooled=None if evaluation.pooled is None else _to_rows(evaluation.pooled),
         own_loss=loss if math.isfinite(loss) else None,
+        start=None if evaluation.start is None else _to_rows(evaluation.start),
         more={name: _to_rows(counts) for name, counts in evaluation.more.items()},
     )
 

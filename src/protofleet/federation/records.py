@@ -15,6 +15,7 @@ import numpy as np
 
 from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.outcome import Outcome
 from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.tensors import TaskName
 from protofleet.wire.usage import DeviceUsage
@@ -186,6 +187,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         last: as each section was scored last (``scores.last_scores``).
         start: of the server's model before the first round; empty where nobody measured it.
         switched_off: what devices were told not to send.
+        outcome: what the run has done for its devices' owners; None: no owner has told, or the
+            version that wrote this knew none.
         cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
             cells' own files.
     """
@@ -199,6 +202,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     start: Scores = Scores()
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
+    outcome: Outcome | None = None
     cells: tuple[CellRecord, ...] = ()
 
     @property
@@ -260,6 +264,7 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     own: StatisticRows | None = None
     pooled: StatisticRows | None = None
     own_loss: float | None = None
+    start: StatisticRows | None = None
     more: dict[str, StatisticRows] = {}
 
 

@@ -23,6 +23,7 @@ Statistics = NDArray[Any]
 MetricName = Literal[
     "macro_f1",
     "accuracy",
+    "balanced_accuracy",
     "sample_accuracy",
     "rmse",
     "mae",
@@ -71,6 +72,19 @@ def accuracy(counts: Counts) -> float:
     """Share of right predictions; NaN without examples."""
     total = int(counts.sum())
     return int(np.trace(counts)) / total if total else math.nan
+
+
+def balanced_accuracy(counts: Counts) -> float:
+    """Plain mean, over the classes that occur, of the share of their examples that is right.
+
+    As ``sklearn.metrics.balanced_accuracy_score``; NaN without examples. A prediction of a class
+    that the owner does not have costs what any wrong one costs.
+    """
+    sizes = counts.sum(axis=1)
+    present = sizes > 0
+    if not present.any():
+        return math.nan
+    return float(np.mean(np.diag(counts)[present] / sizes[present]))
 
 
 def macro_f1(counts: Counts) -> float:

@@ -63,6 +63,7 @@ _OVER_ALL = " over all samples"
 METRICS: dict[MetricName, Metric] = {
     "macro_f1": Metric("macro-F1", is_share=True),
     "accuracy": Metric("accuracy", is_share=True),
+    "balanced_accuracy": Metric("balanced accuracy", is_share=True),
     "sample_accuracy": Metric(f"accuracy{_OVER_ALL}", is_share=True),
     "rmse": Metric("RMSE", lower_is_better=True),
     "mae": Metric("MAE", lower_is_better=True),
@@ -103,6 +104,9 @@ class LearningTask:
         size: the number of examples that statistics are of.
         score: the metrics from statistics; NaN where one is not defined.
         score_each: records of ``each``, one for every target or label.
+        owners: the one that tells an owner how well a model serves them: right answers, each class
+            that they have counting alike, or an error in the unit of what is predicted.
+        owner_score: that one, from statistics of their own test part; NaN where it is not defined.
     """
 
     name: TaskName
@@ -117,6 +121,8 @@ class LearningTask:
     size: Callable[[Statistics], float]
     score: Callable[[Statistics], MetricValues]
     score_each: Callable[[Statistics], list[MetricValues]]
+    owners: MetricName
+    owner_score: Callable[[Statistics], float]
 
     @property
     def headline(self) -> MetricName:
@@ -223,6 +229,8 @@ _CLASSIFICATION = LearningTask(
     size=lambda counts: float(counts.sum()),
     score=_score_classes,
     score_each=lambda _: [],
+    owners="balanced_accuracy",
+    owner_score=scores.balanced_accuracy,
 )
 _REGRESSION = LearningTask(
     name="regression",
@@ -237,6 +245,8 @@ _REGRESSION = LearningTask(
     size=lambda sums: float(sums[0, 0]),
     score=_score_targets,
     score_each=scores.regression_scores,
+    owners="mae",
+    owner_score=lambda sums: _score_targets(sums)["mae"],
 )
 _MULTILABEL = LearningTask(
     name="multilabel",
@@ -251,6 +261,8 @@ _MULTILABEL = LearningTask(
     size=lambda counts: float(counts[0].sum()),
     score=_score_labels,
     score_each=scores.label_scores,
+    owners="macro_f1",
+    owner_score=lambda counts: _score_labels(counts)["macro_f1"],
 )
 
 TASKS: dict[TaskName, LearningTask] = {

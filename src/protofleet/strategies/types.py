@@ -84,6 +84,7 @@ class Evaluation:
 
     Attributes:
         own: of the client's model on its own test part; None where it has none.
+        start: of the bundle's model on the same, in a client's first round; None in the others.
         pooled: of the client's model on the union of all test parts; None if not rehearsed.
         own_loss: mean loss of the task on its own test part; NaN where it has none.
         more: own statistics of the client's other models or moments, by a name that the strategy
@@ -91,6 +92,7 @@ class Evaluation:
     """
 
     own: Statistics | None = None
+    start: Statistics | None = None
     pooled: Statistics | None = None
     own_loss: float = math.nan
     more: Mapping[str, Statistics] = field(default_factory=dict)

@@ -14,16 +14,16 @@ import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
 import { DEVICE, PHASES } from "../../src/texts.ts";
 import { findChromium } from "../browser.ts";
 
-const STATIC = join(import.meta.dirname, "..", "..", "static");
+const PAGE = join(import.meta.dirname, "../../../protofleet/hub/page");
 const path = findChromium();
-const skip = path !== null && existsSync(join(STATIC, "index.html")) ? false : "needs Chromium and npm run build";
+const skip = path !== null && existsSync(join(PAGE, "index.html")) ? false : "needs Chromium and npm run build";
 
 let [server, browser, context]: [StaticServer, Browser, BrowserContext | null] = [] as never;
 let status: Status = BEFORE;
 
 before(async () => {
   if (skip) return;
-  server = await serveStatic(STATIC, (asked) => {
+  server = await serveStatic(PAGE, (asked) => {
     if (asked === "/federation.json") return "{}";
     return /^\/assets\/worker-/.test(asked) ? script(status) : null;
   });

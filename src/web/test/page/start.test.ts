@@ -10,16 +10,16 @@ import { type Browser, type BrowserContext, chromium, type Page } from "playwrig
 import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
 import { findChromium } from "../browser.ts";
 
-const STATIC = join(import.meta.dirname, "..", "..", "static");
+const PAGE = join(import.meta.dirname, "../../../protofleet/hub/page");
 const path = findChromium();
-const skip = path !== null && existsSync(join(STATIC, "index.html")) ? false : "needs Chromium and npm run build";
+const skip = path !== null && existsSync(join(PAGE, "index.html")) ? false : "needs Chromium and npm run build";
 
 let [server, browser, context]: [StaticServer, Browser, BrowserContext] = [] as never;
 const problems: string[] = [];
 
 before(async () => {
   if (skip) return;
-  server = await serveStatic(STATIC, (path) => (path === "/federation.json" ? '{"federation": "f", "keys": true}' : null));
+  server = await serveStatic(PAGE, (path) => (path === "/federation.json" ? '{"federation": "f", "keys": true}' : null));
   const args = ["--no-sandbox", "--host-resolver-rules=MAP hub.example 127.0.0.1"];
   browser = await chromium.launch({ executablePath: path!, args });
   context = await browser.newContext();

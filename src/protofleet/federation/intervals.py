@@ -6,22 +6,25 @@ import math
 from functools import cache
 
 from protofleet.errors import InputError
-from protofleet.federation.records import Spread
 
 _CONFIDENCE = 0.95
 _HALVINGS = 60
 
 
-def half_interval(found: Spread) -> float:
+def half_interval(std: float, n: int) -> float:
     """Half the width of the 95 % interval of a mean over independent values.
+
+    Args:
+        std: their population standard deviation.
+        n: how many.
 
     Raises:
         InputError: fewer than two values.
     """
-    if found.n < 2:
-        raise InputError(f"interval: expected at least two values, got {found.n}")
+    if n < 2:
+        raise InputError(f"interval: expected at least two values, got {n}")
     # ``std`` divides by n; its unbiased square by n - 1, and the mean's by n once more.
-    return t_quantile(found.n - 1) * found.std / math.sqrt(found.n - 1)
+    return t_quantile(n - 1) * std / math.sqrt(n - 1)
 
 
 @cache

@@ -3,7 +3,7 @@
 import pytest
 
 from protofleet.errors import InputError
-from protofleet.experiments.intervals import half_interval, t_quantile
+from protofleet.federation.intervals import half_interval, t_quantile
 from protofleet.federation.records import Spread
 
 
@@ -22,11 +22,11 @@ def test_another_confidence():
 def test_the_interval_of_three_values_uses_the_unbiased_deviation():
     """1, 2, 3: mean 2, unbiased deviation 1, so 4.303 / √3."""
     found = Spread(mean=2.0, std=(2 / 3) ** 0.5, n=3)
-    assert half_interval(found) == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert half_interval(found.std, found.n) == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
 
 
 def test_too_few_values_are_refused():
     with pytest.raises(InputError, match="at least two values, got 1"):
-        half_interval(Spread(mean=1.0, std=0.0, n=1))
+        half_interval(0.0, 1)
     with pytest.raises(InputError, match="degrees >= 1"):
         t_quantile(0)

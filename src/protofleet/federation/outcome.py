@@ -1,0 +1,214 @@
+"""What a run has done for the owners of its devices: each one's model before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from protofleet.federation.intervals import half_interval
+from protofleet.strategies.scores import MetricName, Statistics
+from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.strategies.types import Evaluation
+from protofleet.tensors import TaskName
+
+MARGIN = 0.02
+"""What an owner notices: two points of a share, or two per cent of an error. A smaller change of a
+score on some dozens of examples is mostly chance."""
+
+Verdict = Literal["helped", "unchanged", "harmed"]
+
+
+class OwnerOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One owner; all on the same test examples of their own.
+
+    Attributes:
+        id: of the device.
+        examples: of the test part.
+        start: score of the bundle's model.
+        end: of the device's model after its last round that counted.
+        alone: of a model that it has trained without the others, for as many steps; None: nobody
+            has tried.
+    """
+
+    id: str
+    examples: int
+    start: float
+    end: float
+    alone: float | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What owners have now beside what they had otherwise.
+
+    Attributes:
+        helped, unchanged, harmed: how many of them gained more than ``MARGIN``, neither, or lost
+            more.
+        gain: mean over the owners, positive where they have the better model.
+        low, high: 95 % interval of that mean over owners like these (Student's t on the paired
+            differences); None: of fewer than two.
+    """
+
+    helped: int
+    unchanged: int
+    harmed: int
+    gain: float
+    low: float | None = None
+    high: float | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Of those owners who let their scores be sent, and have test examples.
+
+    Attributes:
+        metric: of the scores (``LearningTask.owners``).
+        owners: by id.
+        since_start: now beside the bundle's model.
+        beside_alone: now beside training alone; None: nobody has tried.
+    """
+
+    metric: MetricName
+    owners: tuple[OwnerOutcome, ...]
+    since_start: Change
+    beside_alone: Change | None = None
+
+    def __str__(self) -> str:
+        """Some lines for a terminal or a notebook."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """What an owner would ask first, and each answer in a line."""
+        owners = "1 owner" if len(self.owners) == 1 else f"{len(self.owners)} owners"
+        start, end = (self.mean(lambda one: one.start), self.mean(lambda one: one.end))
+        first, last = _shown(self.metric, start), _shown(self.metric, end)
+        found = [
+            f"{owners}: {METRICS[self.metric].label} {first} at the start, {last} now",
+            _told(self.metric, self.since_start, "than at the start"),
+        ]
+        if self.beside_alone is not None:
+            alone = _shown(self.metric, self.mean(lambda one: one.alone))
+            found.append(_told(self.metric, self.beside_alone, f"than alone ({alone})"))
+        return found
+
+    def mean(self, of: Callable[[OwnerOutcome], float | None]) -> float:
+        """Over the owners that have it."""
+        known = [value for one in self.owners if (value := of(one)) is not None]
+        return math.fsum(known) / len(known)
+
+    def verdict(self, one: OwnerOutcome) -> Verdict:
+        """What the run has done for an owner."""
+        return _verdict(gain(self.metric, one.start, one.end), _margin(self.metric, one.start))
+
+
+def owner_outcome(
+    name: str, task: TaskName, start: Statistics | None, end: Statistics | None
+) -> OwnerOutcome | None:
+    """Of one device; None where a score is not defined, or was not told.
+
+    Args:
+        name: of the device.
+        task: what form the statistics have.
+        start: of the bundle's model on the device's test part.
+        end: of its own model on the same.
+    """
+    if start is None or end is None:
+        return None
+    learning = TASKS[task]
+    scores = learning.owner_score(start), learning.owner_score(end)
+    if not all(map(math.isfinite, scores)):
+        return None
+    return OwnerOutcome(
+        id=name,
+        examples=int(learning.size(end)),
+        start=round(scores[0], 6),
+        end=round(scores[1], 6),
+    )
+
+
+def followed(
+    before: OwnerOutcome | None, name: str, task: TaskName, told: Evaluation
+) -> OwnerOutcome | None:
+    """An owner's outcome after one more round that counted.
+
+    Args:
+        before: after the rounds before; None: nothing was known.
+        name: of the device.
+        task: what form the statistics have.
+        told: what its update tells.
+    """
+    if told.start is not None or before is None:
+        return owner_outcome(name, task, told.start, told.own)
+    now = owner_outcome(name, task, told.own, told.own)
+    return before if now is None else msgspec.structs.replace(now, start=before.start)
+
+
+def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome | None:
+    """Over all owners; None where nothing is known of any."""
+    known = tuple(sorted((one for one in owners if one is not None), key=lambda one: one.id))
+    if not known:
+        return None
+    metric = TASKS[task].owners
+    compared = [(one.alone, one.end) for one in known if one.alone is not None]
+    return Outcome(
+        metric=metric,
+        owners=known,
+        since_start=_change(metric, [(one.start, one.end) for one in known]),
+        beside_alone=_change(metric, compared) if compared else None,
+    )
+
+
+def gain(metric: MetricName, before: float, after: float) -> float:
+    """By how much the second score is better."""
+    return before - after if METRICS[metric].lower_is_better else after - before
+
+
+def _margin(metric: MetricName, before: float) -> float:
+    return MARGIN * abs(before) if METRICS[metric].lower_is_better else MARGIN
+
+
+def _verdict(gained: float, margin: float) -> Verdict:
+    # Scores are rounded to six digits: a change of exactly the margin is not beyond it.
+    if abs(gained) <= margin + 1e-9:
+        return "unchanged"
+    return "helped" if gained > 0 else "harmed"
+
+
+def _change(metric: MetricName, pairs: list[tuple[float, float]]) -> Change:
+    gains = [gain(metric, before, after) for before, after in pairs]
+    verdicts = [
+        _verdict(one, _margin(metric, before))
+        for one, (before, _) in zip(gains, pairs, strict=True)
+    ]
+    mean = float(np.mean(gains))
+    half = None
+    if len(gains) > 1:
+        half = half_interval(float(np.std(gains)), len(gains))
+    return Change(
+        helped=verdicts.count("helped"),
+        unchanged=verdicts.count("unchanged"),
+        harmed=verdicts.count("harmed"),
+        gain=round(mean, 6),
+        low=None if half is None else round(mean - half, 6),
+        high=None if half is None else round(mean + half, 6),
+    )
+
+
+def _shown(metric: MetricName, value: float) -> str:
+    return METRICS[metric].page_text(value) + (" %" if METRICS[metric].is_share else "")
+
+
+def _told(metric: MetricName, change: Change, than: str) -> str:
+    counts = f"{change.helped} better {than}, {change.harmed} worse, {change.unchanged} alike"
+    if change.low is None or change.high is None:
+        return counts
+    scale = METRICS[metric].scaled
+    unit = " points" if METRICS[metric].is_share else ""
+    low, high = scale(change.low), scale(change.high)
+    digits = ".1f" if METRICS[metric].is_share else ".3g"
+    return (
+        f"{counts} (on average {scale(change.gain):+{digits}}{unit}, "
+        f"95 % interval {low:+{digits}} to {high:+{digits}})"
+    )
