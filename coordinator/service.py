@@ -544,6 +544,7 @@ class Service:
             rounds=aggregated,
             idle=sum(one.trained == 0 for one in record.aggregated),
             scores=record.scores,
+            outcome=record.outcome and record.outcome.summary,
             result=str(self._results.path),
         )
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from protofleet.coordinator.events.base import CoordinatorEvent
-from protofleet.coordinator.events.text import safe, scores_text
+from protofleet.coordinator.events.text import outcome_text, safe, scores_text
+from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import Scores
 from protofleet.printable import shell_word
 from protofleet.units import clock_text, duration_text
@@ -214,6 +215,7 @@ class Finished(CoordinatorEvent, frozen=True, kw_only=True, tag="finished"):
     rounds: int
     idle: int = 0
     scores: Scores
+    outcome: Outcome | None = None
     result: str
 
     def _says(self) -> str:
@@ -223,7 +225,8 @@ class Finished(CoordinatorEvent, frozen=True, kw_only=True, tag="finished"):
         elif self.idle:
             rounds += f", in [yellow]{self.idle}[/yellow] of which no device had training examples"
         return (
-            f"[bold green]finished[/bold green] {rounds}{scores_text(self.scores, 'best ')}; "
+            f"[bold green]finished[/bold green] {rounds}"
+            f"{outcome_text(self.outcome) or scores_text(self.scores, 'best ')}; "
             f"{safe(self.result)}; to look at it: protofleet report "
             f"{safe(shell_word(Path(self.result).parent))}"
         )

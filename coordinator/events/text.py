@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
+from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -32,6 +33,11 @@ def privacy_text(spent: PrivacyRecord | None) -> str:
     if spent.repeatable:
         return "; [yellow]not private[/yellow]: its noise comes from privacy.noise_seed"
     return f"; ε = {spent.epsilon:.3g} at δ = {spent.delta:.3g}"
+
+
+def outcome_text(outcome: Outcome | None) -> str:
+    """Who gained and who lost; empty: nobody has told."""
+    return "" if outcome is None else "; " + safe(". ".join(outcome.lines()))
 
 
 def scores_text(scores: Scores, which: str = "") -> str:

@@ -8,6 +8,7 @@ import msgspec
 from rich.text import Text
 
 from protofleet.coordinator import events
+from protofleet.federation.outcome import OwnerOutcome, outcome_of
 from protofleet.federation.records import Metrics, Scores, Spread
 
 
@@ -82,6 +83,12 @@ def test_a_line_has_the_first_score_of_the_task():
     undefined = Scores(task="multilabel", personalisation={})
     unscored = events.Finished(rounds=2, result="r", scores=undefined)
     assert unscored.text == f"finished after 2 rounds; {end}"
+    owner = OwnerOutcome(id="a", examples=9, start=0.5, end=0.25, gain=-0.25)
+    told = msgspec.structs.replace(finished, outcome=outcome_of("classification", [owner]).summary)
+    assert told.text == (
+        "finished after 2 rounds; 1 owner: balanced accuracy 50.0 % at the start, 25.0 % now. "
+        f"0 better than at the start, 1 worse, 0 alike; {end}"
+    )
 
 
 def _round_of(participants, trained):

@@ -14,7 +14,7 @@ from protofleet.strategies.types import Evaluation
 
 
 def _owner(name, start, end, **more):
-    return OwnerOutcome(id=name, examples=20, start=start, end=end, **more)
+    return OwnerOutcome(id=name, examples=20, start=start, end=end, gain=end - start, **more)
 
 
 def test_balanced_accuracy_is_over_the_classes_that_the_owner_has():
@@ -56,8 +56,14 @@ def test_owners_are_counted_beyond_a_margin_and_the_mean_has_a_paired_interval()
 
 
 def test_an_error_is_better_when_it_is_less_and_its_margin_is_a_share_of_it():
-    owners = [_owner("a", 10.0, 9.7), _owner("b", 10.0, 10.3), _owner("c", 10.0, 9.9)]
-    found = outcome_of("regression", owners)
+    task, y = TASKS["regression"], np.zeros((4, 1), np.float32)
+
+    def one(name, before, now):
+        errors = (task.statistics(np.full_like(y, error), y, 1) for error in (before, now))
+        return owner_outcome(name, "regression", *errors)
+
+    found = outcome_of("regression", [one("a", 10, 9.7), one("b", 10, 10.3), one("c", 10, 9.9)])
+    assert [found.gain_text(one.gain) for one in found.owners] == ["+0.3", "-0.3", "+0.1"]
     assert [found.verdict(one) for one in found.owners] == ["helped", "harmed", "unchanged"]
 
 

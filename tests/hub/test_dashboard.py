@@ -85,6 +85,19 @@ def test_the_fleet_is_searched_sorted_and_filtered_by_the_server(client):
     assert names("state=nonsense") == []
 
 
+def test_owners_are_told_what_the_run_has_done_for_them(client):
+    """On the first page and the model's in all, in the fleet and on a device's page of each."""
+    told = r"3 owners: balanced accuracy [\d.]+ % at the start, [\d.]+ % now"
+    wait_until(lambda: re.search(told, client.get("/dashboard/home/now").text))
+    assert re.search(told, client.get("/dashboard/home/model").text)
+    fleet = client.get("/dashboard/home/fleet?sort=since&order=descending").text
+    gains = [float(one) for one in re.findall(r'data-label="Since start">([-+][\d.]+)<', fleet)]
+    assert len(gains) == 3
+    assert gains == sorted(gains, reverse=True)
+    device = client.get("/dashboard/home/device?id=anna").text
+    assert re.search(r"[\d.]+ % → [\d.]+ % <small>(helped|unchanged|harmed)<", device)
+
+
 def test_the_token_makes_a_session_that_scripts_and_other_sites_cannot_use(client, access):
     def sign_in(token, origin=_ORIGIN):
         headers = {"Origin": origin}

@@ -55,6 +55,9 @@ def test_every_figure_of_a_run_is_there():
     assert seen == {("protofleet_device_last_seen_timestamp_seconds", ("device", "a")): 100.5}
     scores = {key[1:]: value for key, value in found.items() if key[0] == "protofleet_score"}
     assert scores == {(("metric", "accuracy"), ("section", "personalisation")): 0.75}
+    owners = {key[1][1]: value for key, value in found.items() if key[0] == "protofleet_owners"}
+    assert owners == {"helped": 2, "unchanged": 0, "harmed": 1}
+    assert found["protofleet_gain", ("metric", "balanced_accuracy")] == pytest.approx(0.1)
     assert found["protofleet_privacy_epsilon",] == 1.5
     assert found["protofleet_disk_free_bytes",] == 9
 
@@ -85,7 +88,7 @@ def test_the_names_keep_prometheus_conventions():
     """Its strict parser takes them; counters end in _total, times and sizes in their base unit."""
     text = generate_strict(registry(snapshot(), snapshot(key="home-3"))).decode()
     families = list(parse_strictly(text))
-    assert len(families) == 14
+    assert len(families) == 16
     for family in families:
         assert family.name.startswith("protofleet_")
         assert family.documentation.endswith(".")

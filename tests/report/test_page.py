@@ -86,6 +86,8 @@ def test_the_page_has_every_plot_with_a_text_for_those_who_cannot_see_it(page):
 def test_the_page_shows_the_numbers_of_the_run(run, page):
     result = load_record(run / "result.json", RunRecord)
     text = " ".join(page.text)
+    assert "8 owners: balanced accuracy 84.0 % at the start, 86.2 % now" in text
+    assert "6 better than at the start, 2 worse, 0 alike (on average +2.2 points" in text
     best = result.scores.personalisation["macro_f1"]
     assert f"{100 * best.mean:.1f} % ± {100 * best.std:.1f}" in text
     assert "fedali" in text

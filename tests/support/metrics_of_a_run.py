@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from protofleet.federation.outcome import OwnerOutcome, outcome_of
 from protofleet.federation.records import PrivacyRecord, RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.hub.metrics import RunCollector
@@ -44,6 +45,10 @@ def snapshot(**changes):
         "a": DeviceView(device_id="a", state="online", heard_s=100.5, rounds=2, usage=_used(10)),
         'b"\n': DeviceView(device_id='b"\n', state="left", rounds=1, usage=_used(5, 7)),
     }
+    owners = [
+        OwnerOutcome(id=name, examples=9, start=0.5, end=end, gain=end - 0.5)
+        for name, end in (("a", 0.75), ("b", 0.45), ("c", 0.6))
+    ]
     current = CurrentRound(
         round_id=3, phase="open", final=False, size=2, attempt=0, opened_s=50.0, cohort=("a", "b")
     )
@@ -57,6 +62,7 @@ def snapshot(**changes):
         "committed": tuple(rounds),
         "current": current,
         "devices": devices,
+        "outcome": outcome_of("classification", owners).summary,
         "event_counts": {"update_rejected": 4, "task_refused": 1},
         "disk_free_bytes": 9,
         "disk_bytes": 10,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -30,6 +31,7 @@ class OwnerOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         examples: of the test part.
         start: score of the bundle's model.
         end: of the device's model after its last round that counted.
+        gain: by how much that is the better one; negative: the worse.
         alone: of a model that it has trained without the others, for as many steps; None: nobody
             has tried.
     """
@@ -38,6 +40,7 @@ class OwnerOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     examples: int
     start: float
     end: float
+    gain: float
     alone: float | None = None
 
 
@@ -65,15 +68,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         metric: of the scores (``LearningTask.owners``).
-        owners: by id.
+        told: of how many owners.
+        start, end: mean scores over them.
         since_start: now beside the bundle's model.
-        beside_alone: now beside training alone; None: nobody has tried.
+        alone: mean score of training alone, over those who have tried; None: nobody has.
+        beside_alone: now beside that.
+        owners: by id; of a summary none.
     """
 
     metric: MetricName
-    owners: tuple[OwnerOutcome, ...]
+    told: int
+    start: float
+    end: float
     since_start: Change
+    alone: float | None = None
     beside_alone: Change | None = None
+    owners: tuple[OwnerOutcome, ...] = ()
 
     def __str__(self) -> str:
         """Some lines for a terminal or a notebook."""
@@ -81,26 +91,35 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[str]:
         """What an owner would ask first, and each answer in a line."""
-        owners = "1 owner" if len(self.owners) == 1 else f"{len(self.owners)} owners"
-        start, end = (self.mean(lambda one: one.start), self.mean(lambda one: one.end))
-        first, last = _shown(self.metric, start), _shown(self.metric, end)
+        owners = "1 owner" if self.told == 1 else f"{self.told} owners"
+        first, last = self.text(self.start), self.text(self.end)
         found = [
             f"{owners}: {METRICS[self.metric].label} {first} at the start, {last} now",
             _told(self.metric, self.since_start, "than at the start"),
         ]
-        if self.beside_alone is not None:
-            alone = _shown(self.metric, self.mean(lambda one: one.alone))
-            found.append(_told(self.metric, self.beside_alone, f"than alone ({alone})"))
+        if self.alone is not None and self.beside_alone is not None:
+            than = f"than alone ({self.text(self.alone)})"
+            found.append(_told(self.metric, self.beside_alone, than))
         return found
 
-    def mean(self, of: Callable[[OwnerOutcome], float | None]) -> float:
-        """Over the owners that have it."""
-        known = [value for one in self.owners if (value := of(one)) is not None]
-        return math.fsum(known) / len(known)
+    @property
+    def summary(self) -> Outcome:
+        """Without the single owners."""
+        return msgspec.structs.replace(self, owners=())
+
+    def text(self, score: float) -> str:
+        """A score as people read it."""
+        metric = METRICS[self.metric]
+        return metric.page_text(score) + (" %" if metric.is_share else "")
+
+    def gain_text(self, gain: float) -> str:
+        """``+7.1``: points of a share, or a difference."""
+        metric = METRICS[self.metric]
+        return f"{metric.scaled(gain):+{'.1f' if metric.is_share else '.3g'}}"
 
     def verdict(self, one: OwnerOutcome) -> Verdict:
         """What the run has done for an owner."""
-        return _verdict(gain(self.metric, one.start, one.end), _margin(self.metric, one.start))
+        return _verdict(one.gain, _margin(self.metric, one.start))
 
 
 def owner_outcome(
@@ -117,14 +136,15 @@ def owner_outcome(
     if start is None or end is None:
         return None
     learning = TASKS[task]
-    scores = learning.owner_score(start), learning.owner_score(end)
-    if not all(map(math.isfinite, scores)):
+    before, now = (round(learning.owner_score(one), 6) for one in (start, end))
+    if not math.isfinite(before) or not math.isfinite(now):
         return None
     return OwnerOutcome(
         id=name,
         examples=int(learning.size(end)),
-        start=round(scores[0], 6),
-        end=round(scores[1], 6),
+        start=before,
+        end=now,
+        gain=round(_gain(learning.owners, before, now), 6),
     )
 
 
@@ -142,7 +162,10 @@ def followed(
     if told.start is not None or before is None:
         return owner_outcome(name, task, told.start, told.own)
     now = owner_outcome(name, task, told.own, told.own)
-    return before if now is None else msgspec.structs.replace(now, start=before.start)
+    if now is None:
+        return before
+    gain = round(_gain(TASKS[task].owners, before.start, now.end), 6)
+    return msgspec.structs.replace(now, start=before.start, gain=gain)
 
 
 def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome | None:
@@ -154,13 +177,17 @@ def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome
     compared = [(one.alone, one.end) for one in known if one.alone is not None]
     return Outcome(
         metric=metric,
-        owners=known,
+        told=len(known),
+        start=_mean(one.start for one in known),
+        end=_mean(one.end for one in known),
         since_start=_change(metric, [(one.start, one.end) for one in known]),
+        alone=_mean(alone for alone, _ in compared) if compared else None,
         beside_alone=_change(metric, compared) if compared else None,
+        owners=known,
     )
 
 
-def gain(metric: MetricName, before: float, after: float) -> float:
+def _gain(metric: MetricName, before: float, after: float) -> float:
     """By how much the second score is better."""
     return before - after if METRICS[metric].lower_is_better else after - before
 
@@ -177,7 +204,7 @@ def _verdict(gained: float, margin: float) -> Verdict:
 
 
 def _change(metric: MetricName, pairs: list[tuple[float, float]]) -> Change:
-    gains = [gain(metric, before, after) for before, after in pairs]
+    gains = [_gain(metric, before, after) for before, after in pairs]
     verdicts = [
         _verdict(one, _margin(metric, before))
         for one, (before, _) in zip(gains, pairs, strict=True)
@@ -196,8 +223,8 @@ def _change(metric: MetricName, pairs: list[tuple[float, float]]) -> Change:
     )
 
 
-def _shown(metric: MetricName, value: float) -> str:
-    return METRICS[metric].page_text(value) + (" %" if METRICS[metric].is_share else "")
+def _mean(values: Iterable[float]) -> float:
+    return round(statistics.fmean(values), 6)
 
 
 def _told(metric: MetricName, change: Change, than: str) -> str:

@@ -198,6 +198,14 @@ def _quality(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
         "protofleet_score", "Mean scores of the last scored round.", "section", "metric"
     )
     epsilon = _gauge("protofleet_privacy_epsilon", "Spent so far; absent without noise.")
+    owners = _gauge(
+        "protofleet_owners", "Owners by what the run has done for their model.", "outcome"
+    )
+    gained = _gauge(
+        "protofleet_gain",
+        "Mean gain of owners over the bundle's own model.",
+        "metric",
+    )
     for run in runs:
         scored = next((one.scores for one in reversed(run.committed) if one.scores.sections), None)
         for section, metrics in ({} if scored is None else scored.sections).items():
@@ -207,7 +215,12 @@ def _quality(runs: Iterable[RunSnapshot]) -> Iterator[Metric]:
         spent = run.committed[-1].privacy if run.committed else None
         if spent is not None and not spent.repeatable:
             epsilon.add_metric(_of(run), spent.epsilon)
-    yield from (scores, epsilon)
+        if run.outcome is not None:
+            change = run.outcome.since_start
+            for verdict in ("helped", "unchanged", "harmed"):
+                owners.add_metric(_of(run, verdict), getattr(change, verdict))
+            gained.add_metric(_of(run, run.outcome.metric), change.gain)
+    yield from (scores, epsilon, owners, gained)
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

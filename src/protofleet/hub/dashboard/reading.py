@@ -21,16 +21,20 @@ from msgspec.structs import replace
 from protofleet.coordinator.control import Order, is_served, read_order
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.formats import check_format
+from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.coordinator.usage_rows import UsageRows
-from protofleet.errors import InputError
+from protofleet.errors import InputError, RefusedError
+from protofleet.federation.coding import to_evaluation
+from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.records import (
     EvaluationRecord,
     PrivacyRecord,
     RoundRecord,
     Scores,
+    StatisticRows,
     UpdateRecord,
 )
 from protofleet.federation.schedule_settings import ScheduleSettings
@@ -114,6 +118,7 @@ class RunReader:
             needed=None if waiting is None else waiting.needed,
             live=None if waiting is None else waiting.live,
             devices=self._merged(),
+            outcome=ledger.outcome,
             events=tuple(stream.events),
             event_counts=dict(stream.counts),
             logs=dict(stream.logs),
@@ -173,6 +178,7 @@ class _LedgerReader:
         updates: device → what its updates say of it.
         invited: devices that were ever invited.
         usage: device → what it had used when it told last.
+        outcome: of all owners together.
         joining: bytes up and down that devices paid before their first round.
         refused: device → rule and reason.
     """
@@ -191,6 +197,7 @@ class _LedgerReader:
         self.updates: dict[str, DeviceView] = {}
         self.invited: set[str] = set()
         self.usage: dict[str, DeviceUsage] = {}
+        self.outcome: Outcome | None = None
         self.refused: dict[str, tuple[str, str]] = {}
         self.rollout: Rollout | None = None
         self.rollout_devices: tuple[RolloutDevice, ...] = ()
@@ -250,6 +257,8 @@ class _LedgerReader:
     def _read_all(self, db: sqlite3.Connection) -> None:
         self.identity = dict(db.execute("SELECT key, value FROM meta"))
         check_format(self._path.parent, self.identity)
+        if "about" in self.identity:
+            self.task = msgspec.json.decode(self.identity["about"], type=RunAbout).task
         self.order = read_order(db)
         before = len(self.committed)
         self._read_committed(db)
@@ -295,16 +304,20 @@ class _LedgerReader:
 
     def _read_updates(self, db: sqlite3.Connection) -> None:
         rows = db.execute(
-            "SELECT admitted, device_id, round_id, record FROM members"
+            "SELECT admitted, device_id, round_id, record,"
+            " json_extract(record, '$.evaluation.start') FROM members"
             " WHERE admitted > ? ORDER BY admitted",
             (self._admitted,),
         )
         latest: dict[str, tuple[int, str]] = {}
+        starts: dict[str, str] = {}
         counts: Counter[str] = Counter()
-        for admitted, device_id, round_id, text in rows:
+        for admitted, device_id, round_id, text, start in rows:
             self._admitted = admitted
             counts[device_id] += 1
             latest[device_id] = (round_id, text)
+            if start is not None:
+                starts[device_id] = start
         for device_id, (round_id, text) in latest.items():
             record = _record(text)
             memory = replace(NO_USAGE, peak_rss_bytes=record.costs.peak_rss_bytes)
@@ -316,12 +329,28 @@ class _LedgerReader:
                 num_examples=record.num_examples,
                 loss=record.loss,
                 score=own_score(self.task, record.evaluation),
+                owner=self._owner(known, record.evaluation, starts.get(device_id)),
                 train_step_ms=median(record.costs.train_step_ms),
                 infer_ms=median(record.costs.infer_ms),
                 phases_s=dict(record.costs.phases_s),
                 backend=record.costs.backend_name,
                 usage=merged(known.usage, memory),
             )
+
+        if latest:
+            owners = (one.owner for one in self.updates.values())
+            found = outcome_of(self.task, owners)
+            self.outcome = found and found.summary
+
+    def _owner(
+        self, known: DeviceView, told: EvaluationRecord, start: str | None
+    ) -> OwnerOutcome | None:
+        if start is not None:
+            told = replace(told, start=msgspec.json.decode(start, type=StatisticRows))
+        try:
+            return followed(known.owner, known.device_id, self.task, to_evaluation(told))
+        except (IndexError, KeyError, ValueError, RefusedError):
+            return known.owner  # as in own_score
 
     def _read_current(self, db: sqlite3.Connection) -> None:
         row = db.execute(

@@ -9,6 +9,7 @@ import msgspec
 
 from protofleet.coordinator.events import CoordinatorEvent
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice
+from protofleet.federation.outcome import Outcome, OwnerOutcome
 from protofleet.federation.records import RoundRecord
 from protofleet.tensors import TaskName
 from protofleet.wire.usage import NO_USAGE, DeviceUsage
@@ -27,6 +28,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
             ``phase_since_s``, of the round ``phase_round``.
         last_round: of its last update; ``rounds``: how many of its updates counted.
         num_examples, loss, score: of its last update; ``score`` is the task's headline.
+        owner: what the run has done for its owner; None: not told.
         train_step_ms, infer_ms: medians of its last update.
         phases_s: wall seconds by phase in its last update.
         backend: who ran the bundle's programs for its last update.
@@ -48,6 +50,7 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     num_examples: int = 0
     loss: float | None = None
     score: float | None = None
+    owner: OwnerOutcome | None = None
     train_step_ms: float | None = None
     infer_ms: float | None = None
     phases_s: dict[str, float] = {}
@@ -137,6 +140,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         logs: device → the last log that it sent, of the devices that sent one last.
         joining: bytes up and down that devices paid before their first round.
         update_times: round → device → when its update was taken, of the latest rounds.
+        outcome: what it has done for the devices' owners, a summary; None: nobody has told.
         disk_free_bytes, disk_bytes: of the disk that the folder is on.
         trouble: why the folder could not be read just now; empty: it could.
     """
@@ -155,6 +159,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     needed: int | None = None
     live: int | None = None
     devices: Mapping[str, DeviceView] = {}
+    outcome: Outcome | None = None
     events: tuple[LoggedEvent, ...] = ()
     event_counts: Mapping[str, int] = {}
     logs: Mapping[str, LoggedEvent] = {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
+from protofleet.federation.outcome import Outcome
 from protofleet.hub.dashboard.pages import PageRequest, whole
 from protofleet.hub.dashboard.records import DeviceView
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -28,6 +30,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[DeviceView], Any]]] = {
     "bundle": ("Bundle", lambda one: one.bundle or None),
     "round": ("Last round", lambda one: one.last_round or None),
     "score": ("Own score", lambda one: one.score),
+    "since": ("Since start", lambda one: None if one.owner is None else one.owner.gain),
     "loss": ("Loss", lambda one: one.loss),
     "backend": ("Backend", lambda one: one.backend or None),
     "train": ("Step ms", lambda one: one.train_step_ms),
@@ -61,6 +64,7 @@ class FleetView:
     before: str
     after: str
     score_text: Callable[[float], str]
+    gained: Callable[[DeviceView], str]
     figures: tuple[UsageFigure, ...] = FIGURES
 
 
@@ -103,7 +107,14 @@ def view(asked: PageRequest) -> FleetView:
         before=address(first=str(first - PER_PAGE)) if first else "",
         after="" if last else address(first=str(first + PER_PAGE)),
         score_text=metric.page_text,
+        gained=partial(_gained, asked.run.outcome),
     )
+
+
+def _gained(outcome: Outcome | None, one: DeviceView) -> str:
+    if outcome is None or one.owner is None:
+        return "-"
+    return outcome.gain_text(one.owner.gain)
 
 
 def _column(name: str, chosen: Mapping[str, str], address: Callable[..., str]) -> Column:
