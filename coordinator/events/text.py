@@ -37,7 +37,7 @@ def privacy_text(spent: PrivacyRecord | None) -> str:
 
 def outcome_text(outcome: Outcome | None) -> str:
     """Who gained and who lost; empty: nobody has told."""
-    return "" if outcome is None else "; " + safe(". ".join(outcome.lines()))
+    return "" if outcome is None else f"; {safe(outcome.line)}"
 
 
 def scores_text(scores: Scores, which: str = "") -> str:

@@ -86,8 +86,8 @@ def test_a_line_has_the_first_score_of_the_task():
     owner = OwnerOutcome(id="a", examples=9, start=0.5, end=0.25, gain=-0.25)
     told = msgspec.structs.replace(finished, outcome=outcome_of("classification", [owner]).summary)
     assert told.text == (
-        "finished after 2 rounds; 1 owner: balanced accuracy 50.0 % at the start, 25.0 % now. "
-        f"0 better than at the start, 1 worse, 0 alike; {end}"
+        "finished after 2 rounds; 1 owner: balanced accuracy 50.0 % at the start, 25.0 % now; "
+        f"0 better than at the start, 1 worse; {end}"
     )
 
 

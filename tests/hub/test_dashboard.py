@@ -91,7 +91,7 @@ def test_owners_are_told_what_the_run_has_done_for_them(client):
     wait_until(lambda: re.search(told, client.get("/dashboard/home/now").text))
     assert re.search(told, client.get("/dashboard/home/model").text)
     fleet = client.get("/dashboard/home/fleet?sort=since&order=descending").text
-    gains = [float(one) for one in re.findall(r'data-label="Since start">([-+][\d.]+)<', fleet)]
+    gains = [float(one) for one in re.findall(r'data-label="Gain">([-+][\d.]+)<', fleet)]
     assert len(gains) == 3
     assert gains == sorted(gains, reverse=True)
     device = client.get("/dashboard/home/device?id=anna").text

@@ -103,6 +103,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     @property
+    def line(self) -> str:
+        """All in one line, without the interval."""
+        change = self.since_start
+        return f"{self.lines()[0]}; {change.helped} better than at the start, {change.harmed} worse"
+
+    @property
     def summary(self) -> Outcome:
         """Without the single owners."""
         return msgspec.structs.replace(self, owners=())

@@ -148,6 +148,8 @@ export const TRAIN = {
   yoursNoTest: "There are too few examples to keep some back for a test. With about ten of each class this chart fills.",
   before: "before training",
   after: "after training",
+  sinceStart: (start: number, now: number) =>
+    `${start} % before the federation${now === start ? ", no change" : `: ${now > start ? "+" : "−"}${Math.abs(now - start)} points`}`,
   change: (points: number) =>
     points === 0 ? "no change since round 1" : `${points > 0 ? "+" : "−"}${Math.abs(points)} points since round 1`,
   chartLabel: (rounds: number) => `Accuracy on your own test examples over ${rounds} ${rounds === 1 ? "round" : "rounds"}`,

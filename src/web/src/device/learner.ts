@@ -39,7 +39,9 @@ export class Learner implements LocalLearner {
   #split: Split;
   #lastSteps = 0;
   #expectedSteps = 0;
-  #figures = { before: null as number | null, after: null as number | null, stepMs: 0, seconds: 0 };
+  #figures = {
+    start: null as number | null, before: null as number | null, after: null as number | null, stepMs: 0, seconds: 0,
+  };
 
   constructor(bundle: Bundle, examples: OwnExamples, deviceId: string) {
     this.model = bundle.model();
@@ -134,7 +136,12 @@ export class Learner implements LocalLearner {
       evaluate: (network, score) => this.meter.within("evaluate", () => evaluator.evaluate(network, score ?? null)),
       statistics: (network) => this.meter.within("evaluate", () => evaluator.statistics(network)),
     };
-    return this.meter.within("train", () => strategy.clientUpdate(state ?? strategy.clientInit(), payload, tools));
+    const [trained, update] = await this.meter.within("train", () =>
+      strategy.clientUpdate(state ?? strategy.clientInit(), payload, tools));
+    // In each round, because the test part grows with the owner's examples.
+    const start = await this.meter.within("evaluate", () => evaluator.statistics(this.model.network));
+    this.#figures.start = start === null ? null : this.#headline(start);
+    return [trained, { ...update, evaluation: { ...update.evaluation, start } }];
   }
 
   async costs(strategy: Strategy, state: ClientState): Promise<Costs> {

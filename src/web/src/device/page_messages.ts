@@ -51,9 +51,13 @@ export type Phase =
   | "connecting" | "waiting" | "receive" | "train" | "send" | "paused" | "finished" | "left"
   | "other-tab" | "failed";
 
-/** One finished round on this phone; accuracies are null where there is no test part. */
+/**
+ * One finished round on this phone; accuracies are null where there is no test part. `start` is that of the bundle's
+ * model; a round of an earlier version has none.
+ */
 export interface RoundFigures {
   readonly round: number;
+  readonly start?: number | null;
   readonly before: number | null;
   readonly after: number | null;
   readonly loss: number | null;

@@ -43,12 +43,13 @@ export function updateRecord(
     ...(sends.work === undefined || sends.work >= 1 ? {} : { work: sends.work }),
   };
   if (!sends.scores) return JSON.stringify(head);
-  const more = { loss: finite(loss), costs: costsRecord(costs) };
-  const start = JSON.stringify({ ...head, ...more }).slice(0, -1);
+  const told = { loss: finite(loss), costs: costsRecord(costs) };
+  const begin = JSON.stringify({ ...head, ...told }).slice(0, -1);
   const full = update.evaluation;
-  const fewer = [full, { ...full, more: new Map() }, { ...full, own: null, more: new Map() }];
+  const more = new Map();
+  const fewer = [full, { ...full, more }, { ...full, start: null, more }, { ...full, own: null, start: null, more }];
   for (const evaluation of fewer) {
-    const text = `${start},"evaluation":${evaluationRecord(evaluation, task)}}`;
+    const text = `${begin},"evaluation":${evaluationRecord(evaluation, task)}}`;
     if (text.length <= mostChars) return text;
   }
   throw new InputError(`update: its record does not fit into ${mostChars} characters`);
@@ -58,8 +59,9 @@ function costsRecord({ trainStepMs, inferMs, phasesS }: Costs): object {
   return { train_step_ms: thinned(trainStepMs), infer_ms: thinned(inferMs), phases_s: phasesS, backend: BACKEND };
 }
 
-function evaluationRecord({ own, ownLoss, more }: Evaluation, task: TaskName): string {
+function evaluationRecord({ own, ownLoss, start = null, more }: Evaluation, task: TaskName): string {
   const fields = [`"own":${own === null ? "null" : rows(own, task)}`, `"own_loss":${finite(ownLoss)}`];
+  if (start !== null) fields.push(`"start":${rows(start, task)}`);
   const named = [...more].map(([name, table]) => `${JSON.stringify(name)}:${rows(table, task)}`);
   return `{${fields.join(",")},"more":{${named.join(",")}}}`;
 }

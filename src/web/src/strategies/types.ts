@@ -32,10 +32,11 @@ export interface Payload {
 /** Rows of whole numbers or sums, in the form of the bundle's task (docs/protocol.md, Statistics). */
 export type Statistics = readonly (readonly number[])[];
 
-/** `ownLoss` is NaN and `own` null where the client has no test part. */
+/** `ownLoss` is NaN and `own` null where the client has no test part; `start` is of the bundle's model on the same. */
 export interface Evaluation {
   readonly own: Statistics | null;
   readonly ownLoss: number;
+  readonly start?: Statistics | null;
   readonly more: ReadonlyMap<string, Statistics>;
 }
 

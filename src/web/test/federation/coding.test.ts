@@ -84,7 +84,7 @@ function trained(payload: Tensors, round: number): Map<string, Tensor> {
 
 function update(tensors: Tensors, roundId: number): Update {
   const own = [[9, 1, 0], [2, 8, 0], [0, 0, 3]];
-  const evaluation = { own, ownLoss: 0.25, more: new Map([["before training", own]]) };
+  const evaluation = { own, ownLoss: 0.25, start: [[5, 5, 0], [5, 5, 0], [1, 1, 1]], more: new Map([["before training", own]]) };
   return { clientId: "phone", roundId, numExamples: 23, tensors, evaluation, loss: 0.5 };
 }
 
@@ -128,6 +128,8 @@ test("what Python decodes of updates is what was trained, up to what the residua
     }
     assert.equal(record["num_examples"], index % 3 === 2 ? 1 : 23);
     assert.equal(record["loss"], index % 3 === 2 ? null : 0.5);
+    const { start } = record["evaluation"] as { start?: unknown };
+    assert.deepEqual(start, index % 3 === 2 ? undefined : [[5, 5, 0], [5, 5, 0], [1, 1, 1]]);
   }
 });
 

@@ -30,7 +30,7 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[DeviceView], Any]]] = {
     "bundle": ("Bundle", lambda one: one.bundle or None),
     "round": ("Last round", lambda one: one.last_round or None),
     "score": ("Own score", lambda one: one.score),
-    "since": ("Since start", lambda one: None if one.owner is None else one.owner.gain),
+    "since": ("Gain", lambda one: None if one.owner is None else one.owner.gain),
     "loss": ("Loss", lambda one: one.loss),
     "backend": ("Backend", lambda one: one.backend or None),
     "train": ("Step ms", lambda one: one.train_step_ms),

@@ -87,11 +87,14 @@ function yoursPart(): Screen {
       show(now, last !== null);
       show(empty, scored.length === 0);
       setText(empty, status.history.length === 0 ? TRAIN.yoursEmpty : TRAIN.yoursNoTest);
+      const start = scored.at(-1)?.start ?? null;
       const from = scored[0]?.before ?? null;
+      const change = start !== null ? TRAIN.sinceStart(percent(start), percent(last ?? start))
+        : from === null ? null : TRAIN.change(percent(last ?? from) - percent(from));
       if (last !== null) {
         now.replaceChildren(
           h("span", { class: "big" }, `${percent(last)} %`),
-          from === null ? "" : h("span", { class: "quiet" }, TRAIN.change(percent(last) - percent(from))),
+          change === null ? "" : h("span", { class: "quiet" }, change),
         );
       }
       chart.update(status.history);
