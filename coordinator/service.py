@@ -38,6 +38,7 @@ from protofleet.federation.claims import relaxed_bounds
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.server import Server
+from protofleet.federation.trouble import troubles
 from protofleet.tensors import blobs
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.endpoint import Event
@@ -540,6 +541,8 @@ class Service:
         record = self._results.write()
         aggregated = len(record.aggregated)
         self._save_model(aggregated)
+        for one in troubles(record.rounds, record.outcome):
+            self._sink(events.ResultsTrouble(what=one.what, remedy=one.remedy))
         return events.Finished(
             rounds=aggregated,
             idle=sum(one.trained == 0 for one in record.aggregated),

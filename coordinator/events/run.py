@@ -209,6 +209,18 @@ class StorageBack(CoordinatorEvent, frozen=True, kw_only=True, tag="storage_back
         return f"[green]goes on[/green]: {safe(self.run_dir)} can be written again"
 
 
+class ResultsTrouble(CoordinatorEvent, frozen=True, kw_only=True, tag="results_trouble"):
+    """The run works, and its results are such that nobody wants them."""
+
+    level: ClassVar[int] = logging.WARNING
+
+    what: str
+    remedy: str
+
+    def _says(self) -> str:
+        return f"[yellow]look at the results[/yellow]: {safe(self.what)}; {safe(self.remedy)}"
+
+
 class Finished(CoordinatorEvent, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written; in ``idle`` of them no device trained."""
 

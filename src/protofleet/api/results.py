@@ -26,6 +26,7 @@ from protofleet.federation.records import (
     save_record,
 )
 from protofleet.federation.suitability import build_for
+from protofleet.federation.trouble import troubles
 from protofleet.strategies.tasks import METRICS
 from protofleet.strategies.types import ClientState, Strategy
 from protofleet.tensors import Network, TensorMap, blobs
@@ -82,6 +83,7 @@ class Results:
             lines.append(f"in {idle} of them no client had training examples: nothing was learnt")
         lines += [] if self.outcome is None else self.outcome.lines()
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
+        lines += [f"warning: {one}" for one in troubles(self.rounds, self.outcome)]
         return "\n".join(lines)
 
     def to_records(self) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ class OwnerOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         start: score of the bundle's model.
         end: of the device's model after its last round that counted.
         gain: by how much that is the better one; negative: the worse.
+        chance: of always naming one class; None: of a task without classes.
         alone: of a model that it has trained without the others, for as many steps; None: nobody
             has tried.
     """
@@ -41,6 +42,7 @@ class OwnerOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     start: float
     end: float
     gain: float
+    chance: float | None = None
     alone: float | None = None
 
 
@@ -71,6 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         told: of how many owners.
         start, end: mean scores over them.
         since_start: now beside the bundle's model.
+        chance: mean score of always naming one class; None: of a task without classes.
         alone: mean score of training alone, over those who have tried; None: nobody has.
         beside_alone: now beside that.
         owners: by id; of a summary none.
@@ -81,6 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     end: float
     since_start: Change
+    chance: float | None = None
     alone: float | None = None
     beside_alone: Change | None = None
     owners: tuple[OwnerOutcome, ...] = ()
@@ -143,6 +147,7 @@ def owner_outcome(
         return None
     learning = TASKS[task]
     before, now = (round(learning.owner_score(one), 6) for one in (start, end))
+    chance = learning.owner_chance(end)
     if not math.isfinite(before) or not math.isfinite(now):
         return None
     return OwnerOutcome(
@@ -151,6 +156,7 @@ def owner_outcome(
         start=before,
         end=now,
         gain=round(_gain(learning.owners, before, now), 6),
+        chance=None if math.isnan(chance) else round(chance, 6),
     )
 
 
@@ -181,12 +187,14 @@ def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome
         return None
     metric = TASKS[task].owners
     compared = [(one.alone, one.end) for one in known if one.alone is not None]
+    chances = [one.chance for one in known if one.chance is not None]
     return Outcome(
         metric=metric,
         told=len(known),
         start=_mean(one.start for one in known),
         end=_mean(one.end for one in known),
         since_start=_change(metric, [(one.start, one.end) for one in known]),
+        chance=_mean(chances) if chances else None,
         alone=_mean(alone for alone, _ in compared) if compared else None,
         beside_alone=_change(metric, compared) if compared else None,
         owners=known,

@@ -21,6 +21,7 @@ from protofleet.federation.records import (
     Spread,
     load_record,
 )
+from protofleet.federation.trouble import troubles
 from protofleet.report import _figures
 from protofleet.report._devices import device_table, shares
 from protofleet.report.comparison import ComparedRecord
@@ -163,6 +164,7 @@ def render(result: ComparedRecord, details: Details) -> str:
             further=[*_further(result.scores), *_last_round(result)],
             targets=_targets(result.scores),
             kinds=[result.columns.get(name.lower(), name) for name in KINDS],
+            troubles=troubles(result.rounds, result.outcome),
             better_off=result.better_off(),
             metrics=[METRICS[name].label for name in _compared_metrics(result)],
             compared=_compared_rows(result),

@@ -87,6 +87,12 @@ def balanced_accuracy(counts: Counts) -> float:
     return float(np.mean(np.diag(counts)[present] / sizes[present]))
 
 
+def one_class(counts: Counts) -> float:
+    """The balanced accuracy of always naming one of the classes that occur; NaN without any."""
+    present = int((counts.sum(axis=1) > 0).sum())
+    return 1 / present if present else math.nan
+
+
 def macro_f1(counts: Counts) -> float:
     """Plain mean of the classes' F1 as ``sklearn.metrics.f1_score(average="macro")``.
 

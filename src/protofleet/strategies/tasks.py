@@ -106,6 +106,7 @@ class LearningTask:
         score_each: records of ``each``, one for every target or label.
         owners: the one that tells an owner how well a model serves them: right answers, each class
             that they have counting alike, or an error in the unit of what is predicted.
+        owner_chance: what that one is for a model that knows nothing; NaN where it cannot be told.
         owner_score: that one, from statistics of their own test part; NaN where it is not defined.
     """
 
@@ -123,6 +124,7 @@ class LearningTask:
     score_each: Callable[[Statistics], list[MetricValues]]
     owners: MetricName
     owner_score: Callable[[Statistics], float]
+    owner_chance: Callable[[Statistics], float] = lambda _: math.nan
 
     @property
     def headline(self) -> MetricName:
@@ -231,6 +233,7 @@ _CLASSIFICATION = LearningTask(
     score_each=lambda _: [],
     owners="balanced_accuracy",
     owner_score=scores.balanced_accuracy,
+    owner_chance=scores.one_class,
 )
 _REGRESSION = LearningTask(
     name="regression",

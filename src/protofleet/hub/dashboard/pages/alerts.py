@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from protofleet.coordinator import events
 from protofleet.coordinator.expiry import expirations
 from protofleet.errors import ProtofleetError
+from protofleet.federation.trouble import troubles
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun
@@ -19,9 +20,6 @@ from protofleet.units import byte_text, clock_text
 _SHOWN = 20
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
 _DISK_SHARE, _DISK_BYTES = 0.05, 1e9
-_RISE = 1.1
-"""Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
-_LOOKED_BACK = 3
 _OWNERS_RULE = "policy"
 """A device that its owner holds back refuses its task by it: nothing is wrong."""
 
@@ -63,7 +61,7 @@ def view(asked: PageRequest) -> AlertsView:
 
 def alerts_of(run: RunSnapshot, now_s: float) -> tuple[Alert, ...]:
     """What the snapshot alone tells."""
-    return (*_of_run(run), *_of_devices(run), *_of_events(run, now_s), *_of_losses(run))
+    return (*_of_run(run), *_of_devices(run), *_of_events(run, now_s), *_of_results(run))
 
 
 def _of_run(run: RunSnapshot) -> Iterator[Alert]:
@@ -161,16 +159,9 @@ def _of_broker(run: RunSnapshot) -> Iterator[Alert]:
         )
 
 
-def _of_losses(run: RunSnapshot) -> Iterator[Alert]:
-    losses = [one.scores.own_loss.mean for one in run.committed if one.scores.own_loss is not None]
-    last = losses[-_LOOKED_BACK:]
-    if len(last) == _LOOKED_BACK and last[0] < last[1] < last[2] and last[2] > _RISE * min(losses):
-        yield Alert(
-            level="warning",
-            what=f"the mean loss on own test parts rises: {last[0]:.4g}, {last[1]:.4g}, "
-            f"{last[2]:.4g}; it was {min(losses):.4g} at best",
-            remedy="lower the learning rate, or see whose losses rise on the page Fleet",
-        )
+def _of_results(run: RunSnapshot) -> Iterator[Alert]:
+    for one in troubles(run.committed, run.outcome):
+        yield Alert(level="warning", what=one.what, remedy=one.remedy)
 
 
 def _expiring(watched: WatchedRun, now_s: float) -> Iterator[Alert]:
