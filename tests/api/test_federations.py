@@ -54,12 +54,28 @@ def test_over_mqtt_it_gives_the_same_bits(federation, results, tmp_path, clients
     found = replace(federation, folder=tmp_path / "run").run("mqtt", watch=told.append)
     assert [one.round_id for one in told] == [1, 2, 3]
     assert found.last == results.last
+    assert found.outcome == results.outcome
+    assert found.outcome.told == len(clients)
     for mine, theirs in (
         (found.model, results.model),
         *((found.personal(name), results.personal(name)) for name in clients),
     ):
         np.testing.assert_equal(_params(mine), _params(theirs))
     assert {device.id for device in found.devices} == set(clients)
+
+
+def test_training_alone_is_another_run_beside_it(federation, tmp_path):
+    """As many steps with the same optimiser, and each owner's score of both in one outcome."""
+    given = replace(federation, strategy="ditto", folder=tmp_path / "run")
+    found = given.run(baseline="local")
+    local = replace(federation, strategy="local", folder=tmp_path / "local").run()
+    scores = {one.id: one.end for one in local.outcome.owners}
+    assert {one.id: one.alone for one in found.outcome.owners} == scores
+    assert found.outcome.alone == pytest.approx(np.mean(list(scores.values())), abs=1e-6)
+    assert "than alone" in str(found)
+    assert given.run(baseline="local") == protofleet.read_results(found.folder) == found
+    with pytest.raises(InputError, match="expected baseline 'local' or None, got 'alone'"):
+        given.run(baseline="alone")
 
 
 def test_files_of_data_do_as_well(federation, results, clients, tmp_path):

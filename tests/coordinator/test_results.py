@@ -14,9 +14,11 @@ from protofleet.federation.records import (
     Costs,
     EvaluationRecord,
     Metrics,
+    RunRecord,
     Scores,
     Spread,
     UpdateRecord,
+    load_record,
 )
 from protofleet.report.details import details_of_run
 from protofleet.strategies.types import ServerState
@@ -41,7 +43,9 @@ def _play_round(ledger, folder, round_id, *, final=False, train_step_ms=(1.0, 3.
             client_id=client_id,
             round_id=round_id,
             num_examples=examples,
-            evaluation=EvaluationRecord(own=((round_id, 0), (0, 1))),
+            evaluation=EvaluationRecord(
+                own=((round_id, 0), (0, 1)), start=((0, 1), (0, 1)) if round_id == 1 else None
+            ),
             costs=Costs(
                 train_step_ms=train_step_ms, infer_ms=(0.5,), peak_rss_bytes=7, backend="litert"
             ),
@@ -146,7 +150,8 @@ def test_of_rounds_long_ago_the_ledger_keeps_who_took_part_and_the_results_the_r
     monkeypatch.setattr("protofleet.coordinator.ledger.DETAILED_ROUNDS", 2)
     for round_id in (1, 2, 3, 4):
         _play_round(ledger, tmp_path, round_id)
-    thin, whole = (next(ledger.accepted(round_id)) for round_id in (2, 3))
+    first, thin, whole = (next(ledger.accepted(round_id)) for round_id in (1, 2, 3))
+    assert first.record.evaluation == EvaluationRecord(start=((0, 1), (0, 1)))
     assert thin.record.costs == Costs(peak_rss_bytes=7, backend="litert")
     assert thin.record.evaluation == EvaluationRecord()
     assert (thin.record.num_examples, thin.transfer_id) == (4, "t")
@@ -158,6 +163,11 @@ def test_of_rounds_long_ago_the_ledger_keeps_who_took_part_and_the_results_the_r
         1 / 3,
         1 / 4,
     ]
+    assert [(one.id, one.start, one.end) for one in record.outcome.owners] == [
+        ("a", 0.5, 1.0),
+        ("b", 0.5, 1.0),
+    ]
+    assert load_record(ledger.folder / "result.json", RunRecord).outcome == record.outcome
     devices = json.loads((ledger.folder / "devices.json").read_text())["devices"]
     assert [(one["rounds"], one["train_step_ms"]) for one in devices] == [(4, [1.0, 3.0] * 2)] * 2
 

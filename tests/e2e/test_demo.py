@@ -99,22 +99,19 @@ def test_the_table_shows_the_methods_and_what_they_start_from(run):
     assert "everybody" in output
 
 
-def test_it_ends_with_how_many_are_better_off(run):
+def test_it_ends_with_what_it_has_done_for_the_owners(run):
     folder, _, output = run
     result = load_record(folder / "result.json", ComparedRecord)
-    said = result.better_off()
-    assert said in output.splitlines()
-    assert re.fullmatch(
-        r"FedAli, of 2 owners: \d better off than before, \d worse; "
-        r"\d better off than alone, \d worse",
-        said,
-    )
-    # Of few owners the mean of what is told by owner is the mean that the table shows.
-    for method in result.comparison:
-        told = method.last.personalisation["accuracy"].mean
-        assert sum(method.owners.values()) / 2 == pytest.approx(told)
-        told = method.start.personalisation["accuracy"].mean
-        assert sum(method.owners_start.values()) / 2 == pytest.approx(told)
+    lines = [line.strip() for line in output.splitlines()]
+    assert lines[lines.index("fedali, for its owners:") :][1:4] == result.outcome.lines()
+    assert "than alone" in result.outcome.lines()[2]
+    methods = {method.strategy: method.outcome for method in result.comparison}
+    alone = {one.id: one.end for one in methods["local"].owners}
+    assert {one.id: one.alone for one in result.outcome.owners} == alone
+    assert [(one.start, one.end) for one in result.outcome.owners] == [
+        (one.start, one.end) for one in methods["fedali"].owners
+    ]
+    assert len(alone) == 2
 
 
 def test_the_methods_stand_beside_each_other_in_the_result(run):

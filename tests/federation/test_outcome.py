@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, mean_absolute_error
 
-from protofleet.federation.outcome import OwnerOutcome, followed, outcome_of, owner_outcome
+from protofleet.federation.outcome import (
+    OwnerOutcome,
+    beside_alone,
+    followed,
+    outcome_of,
+    owner_outcome,
+)
 from protofleet.strategies.scores import balanced_accuracy, confusion
 from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.types import Evaluation
@@ -83,6 +89,14 @@ def test_training_alone_is_compared_where_it_was_tried():
     assert (found.beside_alone.helped, found.beside_alone.harmed) == (1, 1)
     assert "than alone (65.0 %)" in found.lines()[2]
     assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found
+
+
+def test_who_has_not_trained_alone_is_not_counted_beside_it():
+    found = outcome_of("classification", [_owner("a", 0.5, 0.8), _owner("b", 0.5, 0.6)])
+    alone = outcome_of("classification", [_owner("b", 0.5, 0.7), _owner("c", 0.5, 0.9)])
+    both = beside_alone(found, alone)
+    assert [one.alone for one in both.owners] == [None, 0.7]
+    assert (both.beside_alone.harmed, both.alone, both.since_start) == (1, 0.7, found.since_start)
 
 
 def test_what_is_not_defined_or_was_not_told_leaves_an_owner_out():

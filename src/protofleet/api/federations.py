@@ -7,14 +7,21 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
-from protofleet.api.results import Results, RunFacts, bundle_place, read_results, save_facts
+from protofleet.api.results import (
+    Results,
+    RunFacts,
+    alone_folder,
+    bundle_place,
+    read_results,
+    save_facts,
+)
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets.federate import pooled
@@ -26,12 +33,15 @@ from protofleet.experiments.prepare import ClientFiles, PreparedData, write_pool
 from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, claim, load_run
+from protofleet.federation.plan import Plan
 from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.settings import AggregationSettings, CodecSettings
+from protofleet.strategies import build
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.topics import check_id
 
 Engine = Literal["local", "mqtt"]
+Baseline = Literal["local"]
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "boxes_train", "boxes_test")
 _T = TypeVar("_T")
 
@@ -103,6 +113,7 @@ class Federation:
         workers: int | None = None,
         broker: BrokerAccess | str | None = None,
         watch: Callable[[Any], None] = _nothing,
+        baseline: Baseline | None = None,
     ) -> Results:
         """Run to the end, or go on with what an interrupted call has left in ``folder``.
 
@@ -113,6 +124,9 @@ class Federation:
             workers: processes of the local engine; None: one per core.
             broker: of ``mqtt``: ``mqtt://host:port``; None: one is started for the run.
             watch: told of every finished round, a ``RoundRecord``.
+            baseline: ``local``: afterwards each client trains alone as well, as often as in the run
+                and with the same optimiser, by the local engine in the folder ``alone`` within the
+                run's; ``Results.outcome`` tells who would do better so.
 
         Returns:
             The results.
@@ -125,6 +139,8 @@ class Federation:
         """
         if engine not in ("local", "mqtt"):
             raise InputError(f"federation: expected engine 'local' or 'mqtt', got '{engine}'")
+        if baseline not in (None, "local"):
+            raise InputError(f"federation: expected baseline 'local' or None, got '{baseline}'")
         folder = (_new_folder() if self.folder is None else Path(self.folder)).resolve()
         clients = self._loaded()
         job = self._job(folder, clients)
@@ -141,7 +157,26 @@ class Federation:
         done = load_run(folder)
         if done is None or not done.finished:
             _run(job, engine, workers, broker, watch)
+        if baseline is not None:
+            self._alone(plan, folder).run(workers=workers)
         return read_results(folder)
+
+    def _alone(self, plan: Plan, folder: Path) -> Federation:
+        """The same clients in the same rounds, each by itself."""
+        known = build("local", {}, plan.model).settings
+        common = {
+            name: value for name, value in plan.settings.items() if name in known.__struct_fields__
+        }
+        return replace(
+            self,
+            strategy="local",
+            settings=common,
+            schedule={},
+            codec={},
+            aggregation={},
+            slow=None,
+            folder=alone_folder(folder),
+        )
 
     def _loaded(self) -> dict[str, DeviceData]:
         tokens = Bundle.open(self.bundle, trusted=self.trusted).manifest.preprocessing.tokens

@@ -15,7 +15,7 @@ from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcome import Outcome, beside_alone
 from protofleet.federation.records import (
     DeviceRecord,
     Metrics,
@@ -207,6 +207,10 @@ def read_results(run_dir: Path | str) -> Results:
 def _results(
     folder: Path, record: MethodResult | RunRecord, devices: tuple[DeviceRecord, ...]
 ) -> Results:
+    outcome = record.outcome
+    if outcome is not None and (alone_folder(folder) / _RESULT).is_file():
+        alone = load_record(alone_folder(folder) / _RESULT, MethodResult).outcome
+        outcome = outcome if alone is None else beside_alone(outcome, alone)
     return Results(
         folder=folder,
         strategy=record.strategy,
@@ -214,7 +218,7 @@ def _results(
         rounds=record.rounds,
         scores=record.scores,
         last=record.last,
-        outcome=record.outcome,
+        outcome=outcome,
         devices=devices,
     )
 
@@ -222,6 +226,11 @@ def _results(
 def save_facts(folder: Path, facts: RunFacts) -> None:
     """Keep what the models of a run's folder are opened with."""
     save_record(facts, folder / _RUN)
+
+
+def alone_folder(folder: Path) -> Path:
+    """Where clients of a run have trained by themselves, if they have."""
+    return folder / "alone"
 
 
 def bundle_place(folder: Path) -> Path:

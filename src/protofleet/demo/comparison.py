@@ -26,17 +26,14 @@ from protofleet.experiments.config import DataSource, Method, ModelSettings, Sco
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, PreparedData
 from protofleet.experiments.processes import processes
-from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.run import Job
 from protofleet.experiments.runner import run_job
 from protofleet.experiments.store import MethodResult, run_folder
-from protofleet.federation.coding import to_evaluation
-from protofleet.federation.records import FleetDetails, RunRecord, Scores, load_record
+from protofleet.federation.records import RunRecord, Scores, load_record
 from protofleet.federation.scores import round_scores
 from protofleet.report import ComparedMethod
 from protofleet.runtime import open_programs
-from protofleet.strategies.tasks import TASKS
-from protofleet.strategies.types import ClientState, Evaluation, Score
+from protofleet.strategies.types import Evaluation, Score
 from protofleet.tensors import Network as TensorNetwork
 
 _LOCALLY = "processes, no broker"
@@ -65,7 +62,6 @@ def compare(
     methods = methods_of(run.strategy)
     starts = {network: start_evaluations(bundle, prepared) for network, bundle in bundles.items()}
     results: dict[str, RunRecord | MethodResult] = {run.strategy: run}
-    owners = {run.strategy: of_owners(devices_evaluations(coordinator))}
     with processes(os.cpu_count() or 1) as opened:
         for strategy in (name for name in methods if name != run.strategy):
             job = make_job(strategy, settings, prepared, bundles[methods[strategy].network])
@@ -75,7 +71,6 @@ def compare(
                 lambda job, watch: run_local(job, opened=opened, watch=watch, keep=True),
                 console,
             )
-            owners[strategy] = of_owners(trained_evaluations(job, prepared))
     return tuple(
         ComparedMethod(
             label=method.label,
@@ -85,8 +80,7 @@ def compare(
             start=scores_of(starts[method.network]),
             rounds=tuple(one.scores for one in results[strategy].rounds),
             last=results[strategy].last,
-            owners_start=of_owners(starts[method.network]),
-            owners=owners[strategy],
+            outcome=results[strategy].outcome,
         )
         for strategy, method in methods.items()
     )
@@ -151,37 +145,6 @@ def start_evaluations(path: Path, prepared: DemoData) -> dict[str, Evaluation]:
 def scores_of(found: Mapping[str, Evaluation]) -> Scores:
     """Scores of the model that all devices start from."""
     return round_scores(found.values(), next(iter(found.values())).pooled)
-
-
-def trained_evaluations(job: Job, prepared: DemoData) -> dict[str, Evaluation]:
-    """Every device's model after the last round of a method that was trained without a broker.
-
-    Empty where an earlier version has trained it, which kept no models.
-    """
-    if not has_checkpoint(job.folder):
-        return {}
-    strategy, kept = job.plan().strategy, load_checkpoint(job.folder).kept
-    models = {}
-    for name, stored in kept.items():
-        state = stored.memory().state or ClientState(round_id=0, tensors={})
-        models[name] = strategy.client_model(state), strategy.client_score(state)
-    return _evaluations(Bundle.open(job.bundle, any_signer=True), prepared, models)
-
-
-def devices_evaluations(coordinator: Path) -> dict[str, Evaluation]:
-    """What the devices have told of their models on their own test parts, at last."""
-    told = load_record(coordinator / "devices.json", FleetDetails).devices
-    return {one.id: to_evaluation(one.evaluation) for one in told}
-
-
-def of_owners(found: Mapping[str, Evaluation]) -> dict[str, float]:
-    """By owner the share of the own test part that is classified rightly."""
-    score = TASKS["classification"].score
-    return {
-        name: float(score(one.own)["accuracy"])
-        for name, one in sorted(found.items())
-        if one.own is not None and one.own.any()
-    }
 
 
 def _evaluations(

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
+from protofleet.federation.outcome import beside_alone
 from protofleet.federation.records import DeviceRecord, RunRecord, Scores, save_record
 from protofleet.report import (
     ComparedMethod,
@@ -37,8 +38,16 @@ _KINDS = ("personalisation", "generalisation", "global")
 def with_comparison(
     run: RunRecord, compared: tuple[ComparedMethod, ...], columns: Mapping[str, str]
 ) -> ComparedRecord:
-    """The run's record with the methods beside it, and what its scores are in this data's words."""
-    return ComparedRecord(**msgspec.structs.asdict(run), comparison=compared, columns=dict(columns))
+    """The run's record with the methods beside it, and what its scores are in this data's words.
+
+    Its outcome tells also who would do better alone.
+    """
+    outcome = run.outcome
+    alone = next((one.outcome for one in compared if one.strategy == "local"), None)
+    if outcome is not None and alone is not None and run.strategy != "local":
+        outcome = beside_alone(outcome, alone)
+    fields = {**msgspec.structs.asdict(run), "outcome": outcome}
+    return ComparedRecord(**fields, comparison=compared, columns=dict(columns))
 
 
 def finish(
@@ -143,8 +152,10 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
     console.print(table)
     for note in _notes(result):
         console.print(note, style="dim", soft_wrap=True)
-    if better_off := result.better_off():
-        console.print(better_off, soft_wrap=True)
+    if result.outcome is not None:
+        console.print(f"{result.strategy}, for its owners:")
+        for line in result.outcome.lines():
+            console.print(f"  {line}", soft_wrap=True)
 
 
 def _notes(result: ComparedRecord) -> list[str]:

@@ -183,21 +183,34 @@ def followed(
 def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome | None:
     """Over all owners; None where nothing is known of any."""
     known = tuple(sorted((one for one in owners if one is not None), key=lambda one: one.id))
-    if not known:
-        return None
-    metric = TASKS[task].owners
-    compared = [(one.alone, one.end) for one in known if one.alone is not None]
-    chances = [one.chance for one in known if one.chance is not None]
+    return _over(TASKS[task].owners, known) if known else None
+
+
+def beside_alone(found: Outcome, alone: Outcome) -> Outcome:
+    """The same with what each owner's model would be without the others.
+
+    Args:
+        found: of a run.
+        alone: of the same owners, training by themselves.
+    """
+    scores = {one.id: one.end for one in alone.owners}
+    owners = (msgspec.structs.replace(one, alone=scores.get(one.id)) for one in found.owners)
+    return _over(found.metric, tuple(owners))
+
+
+def _over(metric: MetricName, owners: tuple[OwnerOutcome, ...]) -> Outcome:
+    compared = [(one.alone, one.end) for one in owners if one.alone is not None]
+    chances = [one.chance for one in owners if one.chance is not None]
     return Outcome(
         metric=metric,
-        told=len(known),
-        start=_mean(one.start for one in known),
-        end=_mean(one.end for one in known),
-        since_start=_change(metric, [(one.start, one.end) for one in known]),
+        told=len(owners),
+        start=_mean(one.start for one in owners),
+        end=_mean(one.end for one in owners),
+        since_start=_change(metric, [(one.start, one.end) for one in owners]),
         chance=_mean(chances) if chances else None,
         alone=_mean(alone for alone, _ in compared) if compared else None,
         beside_alone=_change(metric, compared) if compared else None,
-        owners=known,
+        owners=owners,
     )
 
 

@@ -165,7 +165,6 @@ def render(result: ComparedRecord, details: Details) -> str:
             targets=_targets(result.scores),
             kinds=[result.columns.get(name.lower(), name) for name in KINDS],
             troubles=troubles(result.rounds, result.outcome),
-            better_off=result.better_off(),
             metrics=[METRICS[name].label for name in _compared_metrics(result)],
             compared=_compared_rows(result),
             meaning=_TASK_MEANINGS[result.scores.task],

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
+from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import RunRecord, Scores
 
 
@@ -21,8 +20,7 @@ class ComparedMethod(msgspec.Struct, frozen=True, kw_only=True):
         rounds: after each round.
         last: as each section was scored last; the best round is not chosen, because it would be
             chosen on the test parts.
-        owners_start: accuracy of the model at the start on each owner's own test part, by device.
-        owners: the same of each owner's own model after the last round.
+        outcome: what it has done for the owners; None: not told.
     """
 
     label: str
@@ -32,8 +30,7 @@ class ComparedMethod(msgspec.Struct, frozen=True, kw_only=True):
     start: Scores
     rounds: tuple[Scores, ...]
     last: Scores
-    owners_start: dict[str, float] = {}
-    owners: dict[str, float] = {}
+    outcome: Outcome | None = None
 
 
 class ComparedRecord(RunRecord, frozen=True, kw_only=True):
@@ -61,24 +58,3 @@ class ComparedRecord(RunRecord, frozen=True, kw_only=True):
             f"start of {own[0].label}" if alone and len(own) == 1 else "start": own[0]
             for own in networks.values()
         }
-
-    def better_off(self) -> str:
-        """How many owners the run's own method serves better than the start, and than alone.
-
-        Empty where no model of theirs was scored.
-        """
-        methods = {one.strategy: one for one in self.comparison}
-        own, alone = methods.get(self.strategy), methods.get("local")
-        if own is None or not own.owners:
-            return ""
-        found = [_counted(own.owners, own.owners_start, "before")]
-        if alone and alone is not own and alone.owners:
-            found.append(_counted(own.owners, alone.owners, "alone"))
-        return f"{own.label}, of {len(own.owners)} owners: {'; '.join(found)}"
-
-
-def _counted(now: Mapping[str, float], other: Mapping[str, float], what: str) -> str:
-    """How many are better and worse off; equal scores are neither."""
-    pairs = [(now[name], other[name]) for name in now if name in other]
-    better, worse = (sum(a > b for a, b in pairs), sum(a < b for a, b in pairs))
-    return f"{better} better off than {what}, {worse} worse"
