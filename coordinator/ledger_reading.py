@@ -108,6 +108,15 @@ class LedgerReading:
         for (norms,) in rows:
             yield _to_norms(norms)
 
+    def losses(self) -> Iterator[float]:
+        """Mean losses on own test parts of the rounds that have one, in order; no final fit's."""
+        rows = self._db.execute(
+            "SELECT json_extract(scores, '$.own_loss.mean') AS loss FROM rounds"
+            " WHERE phase = 'committed' AND NOT final AND loss IS NOT NULL ORDER BY round_id"
+        )
+        for (loss,) in rows:
+            yield loss
+
     def last_norms(self) -> dict[str, float]:
         """The last committed round's; empty before the first."""
         row = self._db.execute(

@@ -27,6 +27,7 @@ from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
+from protofleet.federation.trouble import LossWatch
 from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Task
@@ -79,6 +80,7 @@ class Rounds:
         self._announced = 0
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._bounds = LearnedBounds(ledger.update_norms())
+        self._losses = LossWatch(ledger.losses())
 
     def _make_schedule(self) -> schedule.Schedule:
         return self.server.plan.schedule(lambda: self.server_state)
@@ -296,6 +298,10 @@ class Rounds:
         closed["bytes_up"] = max(closed["bytes_up"], self.blob_bytes_up)
         closed["bytes_down"] = max(closed["bytes_down"], self.blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
+        if scores.own_loss is not None and not final:
+            trouble = self._losses.add(scores.own_loss.mean)
+            if trouble is not None:
+                self._sink(events.ResultsTrouble(what=trouble.what, remedy=trouble.remedy))
         self.apply(schedule.StateCommitted())
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on

@@ -25,7 +25,7 @@ from protofleet.federation.coding import decode_payload, initial_tensors
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
 from protofleet.federation.synchronous import draw
-from protofleet.strategies.types import ServerState
+from protofleet.strategies.types import Evaluation, ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected, Hindered
@@ -130,6 +130,20 @@ def test_a_second_update_of_a_round_that_was_on_its_way_is_rejected(open_federat
     fed.play(CONNECTED, fed.online("a"), fed.online("b"), other[0], first[0], first[1], other[1])
     assert fed.answers() == ["done", "cohort"]
     assert fed.state.delivered == {"a"}
+
+
+def test_a_loss_that_does_not_fall_is_told_while_it_can_be_mended(open_federation):
+    """After the third round, once, though the process was killed after the second and fourth."""
+    fed = open_federation(minimum=1, rounds=9)
+
+    def round_of(round_id):
+        update = replace(fed.update("a", round_id), evaluation=Evaluation(own_loss=2.3))
+        return fed.delivers("a", round_id, update)
+
+    for rounds in ((1, 2), (3, 4), (5, 6)):
+        fed.play(CONNECTED, fed.online("a"), *(round_of(one) for one in rounds))
+    told = [one.name for one in fed.events if one.name in ("round_closed", "results_trouble")]
+    assert told == [*["round_closed"] * 3, "results_trouble", *["round_closed"] * 3]
 
 
 def test_a_device_whose_update_breaks_a_rule_is_not_awaited(open_federation):

@@ -7,7 +7,7 @@ import pytest
 
 from protofleet.federation.outcome import OwnerOutcome, outcome_of, owner_outcome
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.federation.trouble import troubles
+from protofleet.federation.trouble import LossWatch, troubles
 from protofleet.strategies.scores import confusion
 
 
@@ -50,6 +50,18 @@ def test_a_loss_that_does_not_fall_or_rises(losses, told):
     found = [one.what for one in troubles(_rounds(*losses), None)]
     assert len(found) == (told is not None)
     assert all(told in what for what in found)
+
+
+def test_a_loss_is_watched_and_each_trouble_told_once():
+    """Again only after it was away; one that goes on after a restart is not told anew."""
+    losses = [2.0, 2.1, 2.0, 2.2, 1.0, 1.1, 1.3, 1.5, 0.9, 1.0, 1.2]
+    watch, told = LossWatch(), []
+    for number, loss in enumerate(losses, 1):
+        found = watch.add(loss)
+        if found is not None:
+            told.append((number, found.what.split()[7]))
+    assert told == [(3, "does"), (7, "rises:"), (11, "rises:")]
+    assert LossWatch(losses[:7]).add(1.5) is None
 
 
 def test_owners_that_are_worse_off():

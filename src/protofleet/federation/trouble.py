@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -36,29 +38,60 @@ def troubles(rounds: Sequence[RoundRecord], outcome: Outcome | None) -> tuple[Tr
         rounds: those that are done.
         outcome: what they have done for owners; None: nobody has told.
     """
-    return (*_of_losses(rounds), *(() if outcome is None else _of_owners(rounds, outcome)))
+    losses = (one.scores.own_loss for one in rounds if not one.final)
+    of_losses = LossWatch(one.mean for one in losses if one is not None).trouble
+    return (
+        *(() if of_losses is None else (of_losses,)),
+        *(() if outcome is None else _of_owners(rounds, outcome)),
+    )
 
 
-def _of_losses(rounds: Sequence[RoundRecord]) -> Iterator[Trouble]:
-    losses = [one.scores.own_loss.mean for one in rounds if one.scores.own_loss is not None]
-    last = losses[-_SOME_ROUNDS:]
-    if len(last) < _SOME_ROUNDS:
-        return
-    if last[0] < last[1] < last[2] and last[2] > _RISE * min(losses):
-        yield Trouble(
-            what=f"the mean loss on own test parts rises: {last[0]:.4g}, {last[1]:.4g}, "
-            f"{last[2]:.4g}; it was {min(losses):.4g} at best",
-            remedy="lower the learning rate, or see whose losses rise on the dashboard's page "
-            "Fleet",
-        )
-    elif min(losses) > _FALLS * losses[0] and losses[0] > 0:
-        yield Trouble(
-            what=f"the mean loss on own test parts does not fall: {losses[0]:.4g} after the first "
-            f"round, {losses[-1]:.4g} after the last",
-            remedy="if the bundle's model is as good as it gets, end the run; else raise the "
-            "learning rate if the loss hardly moves, lower it if it jumps (protofleet device try "
-            "finds one), and look at the labels",
-        )
+class LossWatch:
+    """Follows the mean loss of a run round by round.
+
+    Args:
+        losses: of the rounds that are done, in order; those where nobody measured it left out.
+    """
+
+    def __init__(self, losses: Iterable[float] = ()) -> None:
+        self._first, self._best = math.nan, math.inf
+        self._last: deque[float] = deque(maxlen=_SOME_ROUNDS)
+        self._told = ""
+        for loss in losses:
+            self.add(loss)
+
+    def add(self, loss: float) -> Trouble | None:
+        """Take the next round's; what is wrong now, if that was not so after the round before."""
+        if not self._last:
+            self._first = loss
+        self._best = min(self._best, loss)
+        self._last.append(loss)
+        found = self.trouble
+        before, self._told = self._told, "" if found is None else found.remedy
+        return None if self._told == before else found
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong now; None: nothing, or it is too early to say."""
+        if len(self._last) < _SOME_ROUNDS:
+            return None
+        early, middle, late = self._last
+        if early < middle < late and late > _RISE * self._best:
+            return Trouble(
+                what=f"the mean loss on own test parts rises: {early:.4g}, {middle:.4g}, "
+                f"{late:.4g}; it was {self._best:.4g} at best",
+                remedy="lower the learning rate, or see whose losses rise on the dashboard's page "
+                "Fleet",
+            )
+        if self._best > _FALLS * self._first > 0:
+            return Trouble(
+                what=f"the mean loss on own test parts does not fall: {self._first:.4g} after the "
+                f"first round, {late:.4g} after the last",
+                remedy="if the bundle's model is as good as it gets, end the run; else raise the "
+                "learning rate if the loss hardly moves, lower it if it jumps (protofleet device "
+                "try finds one), and look at the labels",
+            )
+        return None
 
 
 def _of_owners(rounds: Sequence[RoundRecord], outcome: Outcome) -> Iterator[Trouble]:
