@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import nn
 
 import protofleet
 from protofleet.errors import InputError, RefusedError
@@ -13,6 +15,16 @@ from protofleet.errors import InputError, RefusedError
 _SETTINGS = {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.01}}
 
 pytestmark = pytest.mark.slow(seconds=4)
+
+
+class _TwoParts(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(size, 8), nn.ReLU())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.features(x))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +88,16 @@ def test_training_alone_is_another_run_beside_it(federation, tmp_path):
     assert given.run(baseline="local") == protofleet.read_results(found.folder) == found
     with pytest.raises(InputError, match="expected baseline 'local' or None, got 'alone'"):
         given.run(baseline="alone")
+
+
+def test_a_bundle_that_cannot_train_alone_is_told_before_anybody_trains(clients, tmp_path):
+    path, told = tmp_path / "moon.pfb", []
+    shape = clients["anna"].x_train.shape[1:]
+    protofleet.export_model(_TwoParts(math.prod(shape)), path, strategy="moon", input_shape=shape)
+    federation = protofleet.Federation(path, clients, folder=tmp_path / "run")
+    with pytest.raises(InputError, match="strategy 'local': needs a training program"):
+        federation.run(baseline="local", watch=told.append)
+    assert told == []
 
 
 def test_files_of_data_do_as_well(federation, results, clients, tmp_path):

@@ -18,7 +18,7 @@ from protofleet.chaos.faults import FAULTS
 from protofleet.chaos.models import DEVICES, METHODS
 from protofleet.chaos.page import page
 from protofleet.chaos.processes import namespaces_permitted
-from protofleet.chaos.run import FaultResult, Options, Outcome, schedule
+from protofleet.chaos.run import DisturbedRun, FaultResult, Options, schedule
 from protofleet.coordinator.ledger import Ledger
 from protofleet.datasets import DeviceData
 from protofleet.edge.store import Store
@@ -134,7 +134,7 @@ def test_a_fault_that_there_is_not_is_named():
 
 def test_a_federation_that_did_not_end_has_not_the_same_bits():
     calm = _evidence()
-    outcome = Outcome(
+    outcome = DisturbedRun(
         strategy="fedavg",
         evidence=calm,
         expected=calm,

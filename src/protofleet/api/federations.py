@@ -36,7 +36,7 @@ from protofleet.experiments.store import MethodResult, claim, load_run
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.settings import AggregationSettings, CodecSettings
-from protofleet.strategies import build
+from protofleet.federation.suitability import build_for
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.topics import check_id
 
@@ -145,6 +145,7 @@ class Federation:
         clients = self._loaded()
         job = self._job(folder, clients)
         plan = job.plan()
+        alone = None if baseline is None else self._alone(plan, folder)
         if not claim(folder, job.identity(plan, engine)):
             raise InputError(
                 f"folder '{folder}': holds a run with other data or settings; choose another "
@@ -157,13 +158,17 @@ class Federation:
         done = load_run(folder)
         if done is None or not done.finished:
             _run(job, engine, workers, broker, watch)
-        if baseline is not None:
-            self._alone(plan, folder).run(workers=workers)
+        if alone is not None:
+            alone.run(workers=workers)
         return read_results(folder)
 
     def _alone(self, plan: Plan, folder: Path) -> Federation:
-        """The same clients in the same rounds, each by itself."""
-        known = build("local", {}, plan.model).settings
+        """The same clients in the same rounds, each by itself.
+
+        Raises:
+            InputError: the bundle was not exported for that, which is told before anybody trains.
+        """
+        known = build_for(plan.bundle.manifest, plan.model, "local", {}).settings
         common = {
             name: value for name, value in plan.settings.items() if name in known.__struct_fields__
         }

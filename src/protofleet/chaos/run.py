@@ -82,7 +82,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DisturbedRun:
     """One federation under one kind of fault.
 
     Attributes:
@@ -112,7 +112,7 @@ class FaultResult:
     """A fault with all strategies."""
 
     fault: Fault
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[DisturbedRun]
 
     @property
     def row(self) -> Row:
@@ -145,7 +145,7 @@ def run(options: Options) -> Iterator[FaultResult]:
 
         calm: dict[str, Evidence] = {}
 
-        def one(strategy: str, fault: Fault | None) -> Outcome:
+        def one(strategy: str, fault: Fault | None) -> DisturbedRun:
             setup = Setup(
                 method=METHODS[strategy],
                 files=files[strategy],
@@ -193,7 +193,7 @@ def _federation(
     fault: Fault | None,
     options: Options,
     calm: Evidence | None,
-) -> Outcome:
+) -> DisturbedRun:
     strategy, began = setup.method.name, time.monotonic()
     injected = 0
 
@@ -213,7 +213,7 @@ def _federation(
         if fault is not None and fault.counted:
             injected = sum(link.done[fault.counted] for link in links)
         evidence = federation.evidence()
-        return Outcome(
+        return DisturbedRun(
             strategy=strategy,
             evidence=evidence,
             expected=_expected(federation) if setup.method.buffered else calm or evidence,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from protofleet.experiments.comparisons import Outcome, moved
+from protofleet.experiments.comparisons import Compared, moved
 from protofleet.experiments.config import Section
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import score_of, trained
@@ -43,24 +43,26 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     points: tuple[Point, ...]
 
 
-def curve_section(outcomes: Sequence[Outcome]) -> Section | None:
+def curve_section(outcomes: Sequence[Compared]) -> Section | None:
     """Which section a claim's curves are of: its first comparison's; None: it compares bytes."""
     return next((one.section for one in outcomes if one.section and not one.detail), None)
 
 
-def by_bytes(outcomes: Sequence[Outcome]) -> bool:
+def by_bytes(outcomes: Sequence[Compared]) -> bool:
     """Whether a claim is about bytes, so that its curves are drawn over them."""
     return any(one.measure in _BYTES and not one.detail for one in outcomes)
 
 
-def compared(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+def compared(outcomes: Sequence[Compared]) -> tuple[str, ...]:
     """Labels of the methods, in the order of the comparisons."""
     labels = (label for one in outcomes for label in (one.method, one.against))
     return tuple(dict.fromkeys(labels))
 
 
 def curves_of(
-    outcomes: Sequence[Outcome], runs: Mapping[str, Sequence[MethodResult]], metric: MetricName
+    outcomes: Sequence[Compared],
+    runs: Mapping[str, Sequence[MethodResult]],
+    metric: MetricName,
 ) -> dict[str, Curve]:
     """The curves of all compared methods that have runs.
 

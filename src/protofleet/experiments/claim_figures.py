@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, N
 from protofleet.experiments.claim_curves import by_bytes, compared, curve_section
 from protofleet.experiments.claim_results import ClaimResult
 from protofleet.experiments.claim_text import label_of
-from protofleet.experiments.comparisons import Estimate, Outcome, Pair, of_seed
+from protofleet.experiments.comparisons import Compared, Estimate, Pair, of_seed
 from protofleet.experiments.config import Section
 from protofleet.experiments.table import LOSS
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
@@ -54,7 +54,7 @@ def draw(result: ClaimResult, path: Path) -> None:
         result: with at least one estimate.
         path: file to write, .png or .svg.
     """
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[Compared]] = {}
     for one in result.outcomes:
         if one.estimate is not None:
             groups.setdefault(_unit(one), []).append(one)
@@ -86,7 +86,7 @@ def look_of(number: int) -> dict[str, Any]:
     }
 
 
-def _unit(one: Outcome) -> str:
+def _unit(one: Compared) -> str:
     if one.is_ratio:
         return "ratio"
     if one.relative:
@@ -121,7 +121,7 @@ def _hollow(x: Sequence[float], y: Sequence[float], **more: Any) -> Line2D:
     return Line2D(x, y, marker="D", ls="", ms=6.5, mfc="white", mec=RED, mew=1.6, **more)
 
 
-def _forest(axes: Any, unit: str, rows: Sequence[Outcome]) -> None:
+def _forest(axes: Any, unit: str, rows: Sequence[Compared]) -> None:
     """A line for each comparison, the first on top."""
     if unit == "ratio":
         axes.set_xscale("log")
@@ -153,7 +153,7 @@ def _plain_ticks(axes: Any) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _comparison(axes: Any, place: int, one: Outcome, estimate: Estimate) -> None:
+def _comparison(axes: Any, place: int, one: Compared, estimate: Estimate) -> None:
     for pair in one.pairs:
         look = {"mfc": "white"} if _is_bound(pair) else {"mew": 0, "alpha": 0.55}
         axes.plot(of_seed(one, pair), place + _BELOW, _marker(pair), color=SKY, ms=4.5, **look)
@@ -198,7 +198,7 @@ def _marker(pair: Pair) -> str:
     return "<"
 
 
-def _claimed_side(axes: Any, place: int, one: Outcome, edges: tuple[float, float]) -> None:
+def _claimed_side(axes: Any, place: int, one: Compared, edges: tuple[float, float]) -> None:
     end = edges[1] if one.expect == "greater" else edges[0]
     axes.fill_between(
         [one.threshold, end], place - 0.45, place + 0.45, color=GREEN, alpha=0.1, lw=0, zorder=0

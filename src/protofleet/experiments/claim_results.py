@@ -13,7 +13,7 @@ from protofleet.datasets.federate import Natural, Random, Stratified
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.claim_curves import Curve, curves_of
 from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
-from protofleet.experiments.comparisons import Outcome, compare, measured
+from protofleet.experiments.comparisons import Compared, compare, measured
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.runner import RunOptions, check_no_overwrite, run_experiment
 from protofleet.experiments.store import MethodResult, load_results
@@ -85,7 +85,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     seeds_asked: int
     digests: dict[str, str]
     rounds: dict[str, int]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Compared, ...]
     varies: tuple[str, ...] = ()
     curves: dict[str, Curve] = {}
     changed: str = ""
@@ -191,29 +191,29 @@ def or_earlier(result: ClaimResult, earlier: ClaimResult | None) -> ClaimResult:
     return msgspec.structs.replace(result, outcomes=outcomes, seeds_done=done, curves=curves)
 
 
-def _seeds_of_all(outcomes: Sequence[Outcome]) -> int:
+def _seeds_of_all(outcomes: Sequence[Compared]) -> int:
     main = (one for one in outcomes if not one.detail)
     return len(set.intersection(*({pair.seed for pair in one.pairs} for one in main)))
 
 
-def _or_known(one: Outcome, known: Outcome | None) -> Outcome:
+def _or_known(one: Compared, known: Compared | None) -> Compared:
     if known is None or len(_settled(known)) <= len(_settled(one)):
         return one
     return measured(msgspec.structs.replace(one, diverged=known.diverged), known.pairs)
 
 
-def _settled(one: Outcome) -> set[int]:
+def _settled(one: Compared) -> set[int]:
     """Seeds of which there are figures, or known to be none."""
     diverged = {seed for seeds in one.diverged.values() for seed in seeds}
     return diverged | {pair.seed for pair in one.pairs}
 
 
-def _place(one: Outcome) -> tuple[object, ...]:
+def _place(one: Compared) -> tuple[object, ...]:
     """What the figures of a comparison's seeds are."""
     return one.method, one.against, one.measure, one.section, one.target
 
 
-def _of_both(diverged: Mapping[str, tuple[int, ...]], one: Outcome) -> dict[str, tuple[int, ...]]:
+def _of_both(diverged: Mapping[str, tuple[int, ...]], one: Compared) -> dict[str, tuple[int, ...]]:
     return {label: diverged[label] for label in (one.method, one.against) if diverged[label]}
 
 

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from protofleet.experiments.claim_registry import MeasureName
 from protofleet.experiments.claim_results import DIVISION, TEST_PARTS, ClaimResult, Progress
-from protofleet.experiments.comparisons import CONFIDENCE, Estimate, Outcome, Verdict
+from protofleet.experiments.comparisons import CONFIDENCE, Compared, Estimate, Verdict
 from protofleet.experiments.table import LOSS
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING, byte_text, duration_text
@@ -131,7 +131,7 @@ def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
     return "\n\n".join([_INTRO, _rows(lines), figures, _drawn(results), *sections]) + "\n"
 
 
-def label_of(one: Outcome) -> str:
+def label_of(one: Compared) -> str:
     """What is compared, e.g. ``A - B, global, last round``."""
     pair = _pair(one)
     if one.measure == "rounds_to":
@@ -140,18 +140,18 @@ def label_of(one: Outcome) -> str:
     return f"{pair}, {where}" if one.section is None else f"{pair}, {one.section}, {where}"
 
 
-def _pair(one: Outcome) -> str:
+def _pair(one: Compared) -> str:
     sign = "÷" if one.is_ratio else "-"
     return f"{one.method} {sign} {one.against}{', relative' if one.relative else ''}"
 
 
-def claimed_text(one: Outcome) -> str:
+def claimed_text(one: Compared) -> str:
     """Where the claim has the figure, e.g. ``> 0``."""
     sign = ">" if one.expect == "greater" else "<"
     return f"{sign} {one.threshold:g}{' %' if one.relative else ''}"
 
 
-def verdict_text(one: Outcome) -> str:
+def verdict_text(one: Compared) -> str:
     """The verdict, what an undecided one excludes, which seeds diverged or are still missing."""
     if one.estimate is None:
         return f"{one.verdict}{_no_round(one)}{_diverged(one.diverged)}"
@@ -164,12 +164,12 @@ def diverged_with(seeds: Sequence[int]) -> str:
     return f"diverged with seed{'s' if len(seeds) > 1 else ''} {_ranges(seeds)}"
 
 
-def _lacks_seeds(one: Outcome) -> bool:
+def _lacks_seeds(one: Compared) -> bool:
     ended = len(one.pairs) + len({seed for seeds in one.diverged.values() for seed in seeds})
     return ended < one.asked
 
 
-def number(one: Outcome, value: float | None) -> str:
+def number(one: Compared, value: float | None) -> str:
     """A difference with its sign, or a ratio."""
     if value is None:
         return "no bound"
@@ -178,7 +178,7 @@ def number(one: Outcome, value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _no_round(one: Outcome) -> str:
+def _no_round(one: Compared) -> str:
     """Which method is too dear for a comparison at equal bytes."""
     for place, label in enumerate((one.method, one.against)):
         if any(pair.rounds[place] == 0 for pair in one.pairs):
@@ -190,7 +190,7 @@ def _diverged(found: Mapping[str, Sequence[int]]) -> str:
     return "".join(f"; {label} {diverged_with(seeds)}" for label, seeds in found.items())
 
 
-def _is_level(one: Outcome) -> bool:
+def _is_level(one: Compared) -> bool:
     """Whether the interval has no width in the digits that are printed."""
     if one.estimate is None:
         return False
@@ -198,7 +198,7 @@ def _is_level(one: Outcome) -> bool:
     return shown == {number(one, one.estimate.value)}
 
 
-def _excluded(one: Outcome, estimate: Estimate) -> str:
+def _excluded(one: Compared, estimate: Estimate) -> str:
     if one.verdict != "not decided" or _is_level(one):
         return ""
     if estimate.confidence < CONFIDENCE:
@@ -209,11 +209,11 @@ def _excluded(one: Outcome, estimate: Estimate) -> str:
     return f"; {'above' if one.expect == 'greater' else 'below'} {number(one, end)} is excluded"
 
 
-def _digits(one: Outcome) -> int:
+def _digits(one: Compared) -> int:
     return 3 if one.section == LOSS and not one.relative else 2
 
 
-def _figure(one: Outcome) -> str:
+def _figure(one: Compared) -> str:
     if one.estimate is None:
         return NOTHING
     if _is_level(one):
@@ -222,7 +222,7 @@ def _figure(one: Outcome) -> str:
     return f"{number(one, one.estimate.value)} [{low}, {high}]"
 
 
-def _paper(one: Outcome) -> str:
+def _paper(one: Compared) -> str:
     """Every printed figure, and whether it lies in the interval where that has any width."""
     printed = {} if one.paper is None else {"": one.paper}
     told = [
@@ -232,11 +232,11 @@ def _paper(one: Outcome) -> str:
     return "; ".join(told) or NOTHING
 
 
-def _seeds(one: Outcome) -> str:
+def _seeds(one: Compared) -> str:
     return f"{len(one.pairs)}/{one.asked}"
 
 
-def _averages(one: Outcome) -> str:
+def _averages(one: Compared) -> str:
     """Of both methods; at equal bytes with the rounds that those are."""
     if not one.pairs:
         return NOTHING
@@ -247,7 +247,7 @@ def _averages(one: Outcome) -> str:
     return text
 
 
-def _average(one: Outcome, value: float | None) -> str:
+def _average(one: Compared, value: float | None) -> str:
     if one.measure == "rounds_to":
         return "never" if value is None else f"{value:g}"
     if value is None:
@@ -255,7 +255,7 @@ def _average(one: Outcome, value: float | None) -> str:
     return byte_text(value) if one.is_ratio else f"{value:.{3 if one.section == LOSS else 2}f}"
 
 
-def _headlines(result: ClaimResult) -> list[Outcome]:
+def _headlines(result: ClaimResult) -> list[Compared]:
     return [one for one in result.outcomes if not one.detail]
 
 
@@ -273,12 +273,12 @@ def _summary(result: ClaimResult) -> list[str]:
     ]
 
 
-def _seeds_of(outcomes: Sequence[Outcome]) -> str:
+def _seeds_of(outcomes: Sequence[Compared]) -> str:
     """E.g. ``0 to 2 of 3``, where comparisons have not the same number of seeds."""
     return f"{_span([len(one.pairs) for one in outcomes])} of {outcomes[0].asked}"
 
 
-def _verdict_of(main: Sequence[Outcome]) -> str:
+def _verdict_of(main: Sequence[Compared]) -> str:
     """What a claim's main comparisons say together, and how many of several say what."""
     words = Counter(_WORDS.get(one.verdict, one.verdict) for one in main)
     together = min(words, key=_rank)

@@ -81,7 +81,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return self.low <= value and (self.high is None or value <= self.high)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison by one measure in one section.
 
     Attributes:
@@ -137,7 +137,7 @@ def compare(
     settings: ScoreSettings,
     asked: int,
     dynamic: Dynamic | None = None,
-) -> Iterator[Outcome]:
+) -> Iterator[Compared]:
     """Compare two methods in all ways that a comparison asks for.
 
     Args:
@@ -161,7 +161,7 @@ def compare(
         yield measured(_unmeasured(comparison, measure, what, asked), pairs)
 
 
-def measured(one: Outcome, pairs: tuple[Pair, ...]) -> Outcome:
+def measured(one: Compared, pairs: tuple[Pair, ...]) -> Compared:
     """The outcome with the figures, estimate and verdict of these pairs in the place of its own."""
     scored = [pair for pair in pairs if all(pair.rounds) and (pair.other or not one.relative)]
     estimate = _estimate(one, pairs) if len(scored) == len(pairs) > 1 else None
@@ -180,7 +180,7 @@ def measured(one: Outcome, pairs: tuple[Pair, ...]) -> Outcome:
     )
 
 
-def of_seed(one: Outcome, pair: Pair) -> float:
+def of_seed(one: Compared, pair: Pair) -> float:
     """A seed's difference or ratio, with "never" as the round after the last."""
     if one.is_ratio:
         return counted_ratio(pair)
@@ -252,11 +252,13 @@ class _Wanted(msgspec.Struct, frozen=True):
         return None if found is None else found.mean
 
 
-def _unmeasured(comparison: Comparison, measure: MeasureName, what: _Wanted, asked: int) -> Outcome:
+def _unmeasured(
+    comparison: Comparison, measure: MeasureName, what: _Wanted, asked: int
+) -> Compared:
     threshold = comparison.threshold
     if threshold is None:
         threshold = 0.0 if measure in SCORES else 1.0
-    return Outcome(
+    return Compared(
         method=comparison.method,
         against=comparison.against,
         measure=measure,
@@ -276,7 +278,7 @@ def _unmeasured(comparison: Comparison, measure: MeasureName, what: _Wanted, ask
     )
 
 
-def _estimate(one: Outcome, pairs: Sequence[Pair]) -> Estimate:
+def _estimate(one: Compared, pairs: Sequence[Pair]) -> Estimate:
     known = [(p.value, p.other) for p in pairs if p.value is not None and p.other is not None]
     figures = [of_seed(one, pair) for pair in pairs]
     if len(known) < len(pairs):

@@ -32,7 +32,7 @@ _HOURS = {"1": 3600, "24": 86_400, "168": 604_800}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ActionResult:
     """What came of an action.
 
     Attributes:
@@ -45,36 +45,36 @@ class Outcome:
     code: str = ""
 
 
-Action = Callable[[WatchedRun, Mapping[str, str], str], Outcome]
+Action = Callable[[WatchedRun, Mapping[str, str], str], ActionResult]
 """Takes the run, the form's fields, and the address of the page for phones ('' if there is none).
 
 Raises a ProtofleetError where it cannot be done.
 """
 
 
-def _order(run: WatchedRun, wish: Wish, done: str) -> Outcome:
+def _order(run: WatchedRun, wish: Wish, done: str) -> ActionResult:
     with closing(Orders(run.folder)) as orders:
         order = orders.wish(wish)
         taken = orders.await_taken(order, _ANSWER_S)
-    return Outcome(text=done if taken else f"{done}; no coordinator has taken the order yet")
+    return ActionResult(text=done if taken else f"{done}; no coordinator has taken the order yet")
 
 
-def pause(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
+def pause(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> ActionResult:
     """Let no other round open."""
     return _order(run, Wish.PAUSE, "the open round ends, and no other opens")
 
 
-def resume(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
+def resume(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> ActionResult:
     """Let rounds open again."""
     return _order(run, Wish.RUN, "rounds open again")
 
 
-def stop(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
+def stop(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> ActionResult:
     """End the coordinator after the open round."""
     return _order(run, Wish.STOP, "the coordinator ends after the open round")
 
 
-def invite(run: WatchedRun, form: Mapping[str, str], phones: str) -> Outcome:
+def invite(run: WatchedRun, form: Mapping[str, str], phones: str) -> ActionResult:
     """Invite a device, with an invitation that a running coordinator answers."""
     config = _config(run)
     name, valid_s = form.get("device", "").strip(), _HOURS.get(form.get("hours", ""), 86_400)
@@ -86,20 +86,20 @@ def invite(run: WatchedRun, form: Mapping[str, str], phones: str) -> Outcome:
     shown = f"{phones}/#{made}" if phones else str(made)
     code = segno.make(shown, error="l", micro=False).svg_data_uri(scale=4, border=2, light="#fff")
     text = "; ".join([f"{made.device_id} is invited until {clock_text(made.until)}", *told])
-    return Outcome(text=text, secret=shown, code=code)
+    return ActionResult(text=text, secret=shown, code=code)
 
 
-def revoke(run: WatchedRun, form: Mapping[str, str], _phones: str) -> Outcome:
+def revoke(run: WatchedRun, form: Mapping[str, str], _phones: str) -> ActionResult:
     """Let a device in no more."""
     keys, name = _keys(_config(run)), form.get("device", "").strip()
     told: list[str] = []
     with Members.open(keys) as members:
         if not end_grant(members, own_broker(keys, members.name), name, told.append):
             raise InputError(f"device '{name[:80]}': there is nothing to revoke")
-    return Outcome(text="; ".join([f"{name} is revoked", *told]))
+    return ActionResult(text="; ".join([f"{name} is revoked", *told]))
 
 
-def publish(run: WatchedRun, form: Mapping[str, str], _phones: str) -> Outcome:
+def publish(run: WatchedRun, form: Mapping[str, str], _phones: str) -> ActionResult:
     """Let devices have another bundle, in stages."""
     path = Path(form.get("bundle", "").strip()).expanduser()
     if not path.is_absolute():
@@ -107,21 +107,21 @@ def publish(run: WatchedRun, form: Mapping[str, str], _phones: str) -> Outcome:
     settings = RolloutSettings(by_hand=form.get("by_hand") == "on")
     found = begin_rollout(_config(run), path, settings)
     target = "" if found.rollout is None else found.rollout.target
-    return Outcome(text=f"bundle {target[:16]} goes out, first to {settings.first} device")
+    return ActionResult(text=f"bundle {target[:16]} goes out, first to {settings.first} device")
 
 
-def next_stage(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
+def next_stage(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> ActionResult:
     """Go on with a roll-out that waits or is paused."""
     found = steer(_config(run), "running")
-    return Outcome(text=f"the roll-out goes on with stage {found.stage}")
+    return ActionResult(text=f"the roll-out goes on with stage {found.stage}")
 
 
-def roll_back(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> Outcome:
+def roll_back(run: WatchedRun, _form: Mapping[str, str], _phones: str) -> ActionResult:
     """End a roll-out that is under way."""
     found = take_back(_config(run), None).rollout
     back = found is not None and found.former
     text = "devices go back to the bundle before" if back else "no further device is offered it"
-    return Outcome(text=f"the roll-out ends, and {text}")
+    return ActionResult(text=f"the roll-out ends, and {text}")
 
 
 ACTIONS: Mapping[str, Action] = {

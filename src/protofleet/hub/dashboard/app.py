@@ -28,7 +28,7 @@ from starlette.routing import Route
 from protofleet import units
 from protofleet.errors import ProtofleetError
 from protofleet.hub.dashboard.access import COOKIE, PATH, Access, from_own_page
-from protofleet.hub.dashboard.actions import ACTIONS, Action, Outcome
+from protofleet.hub.dashboard.actions import ACTIONS, Action, ActionResult
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.pages.menu import PAGES
 from protofleet.hub.dashboard.trail import cut
@@ -166,7 +166,7 @@ class Dashboard:
             return self._wrong(request, "There is no such action", 404)
         refused = self._access.why_not(request, form.get("form_token", ""))
         if refused:
-            outcome, failed = Outcome(text=refused), True
+            outcome, failed = ActionResult(text=refused), True
         else:
             outcome, failed = await self._do(action, watched, form)
         target = "/".join(filter(None, (str(watched.folder), cut(form.get("device", "")))))
@@ -193,14 +193,14 @@ class Dashboard:
 
     async def _do(
         self, action: Action, watched: WatchedRun, form: Mapping[str, str]
-    ) -> tuple[Outcome, bool]:
+    ) -> tuple[ActionResult, bool]:
         """Act in a thread, one at a time; what came of it, and whether it failed."""
         phones = self.phones[1] if self.phones[0] == watched.key else ""
         async with self._acting:
             try:
                 return await asyncio.to_thread(action, watched, form, phones), False
             except (ProtofleetError, OSError, sqlite3.Error) as error:
-                return Outcome(text=str(error)), True
+                return ActionResult(text=str(error)), True
 
     def _shown(
         self, request: Request, template: str, *, status: int = 200, **shown: Any
