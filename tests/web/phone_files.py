@@ -24,8 +24,8 @@ from protofleet.datasets import DeviceData
 
 _CLASSES = ("class0", "class1", "class2")
 _EXAMPLES, _EXAMPLES_OF_PHONES = 60, 1500
-_SETTINGS = {"epochs": 240, "batch_size": 16}
-"""18 000 steps in a phone's round: seconds, in which tests can break it off wherever it stands."""
+_SETTINGS = {"epochs": 480, "batch_size": 16}
+"""36 000 steps in a phone's round: seconds, in which tests can break it off wherever it stands."""
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -7,7 +7,7 @@ import type { Command, Status, Told } from "./page_messages.ts";
 /** The page redraws no more often. */
 const STATUS_MS = 100;
 /** How often the progress of training is looked at. */
-const PROGRESS_MS = 500;
+const PROGRESS_MS = 200;
 const LOCK = "protofleet-device";
 
 declare const self: DedicatedWorkerGlobalScope;
