@@ -156,6 +156,8 @@ class CellRounds(Rounds):
         """Go on where the root's word lets the cell go on."""
         if (rounds := self._root.rounds) and self.raise_to(rounds):
             self._sink(events.RoundsRaised(rounds=rounds))
+        elif 0 < rounds < self.server.plan.config.rounds and rounds + 1 >= self.state.round_id:
+            self.lower_to(rounds)
         if self.state.phase is RoundPhase.CLOSING:
             self._end_round()
         elif self.state.phase is RoundPhase.WAITING and self.state.round_id == 1:

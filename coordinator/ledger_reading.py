@@ -13,6 +13,7 @@ import msgspec
 
 from protofleet.coordinator.ledger_rows import IDLE, NO_TRAFFIC, Accepted, Traffic
 from protofleet.coordinator.usage_rows import UsageRows
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
@@ -63,6 +64,11 @@ class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
     switched_off: str = ""
 
 
+def to_early_end(text: str | None) -> EarlyEnd | None:
+    """What stands in the ledger's table ``meta``."""
+    return None if text is None else msgspec.json.decode(text, type=EarlyEnd)
+
+
 class LedgerReading:
     """The rounds and updates of a run.
 
@@ -94,6 +100,20 @@ class LedgerReading:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         rows = self._db.execute(f"{_ROUNDS} ORDER BY round_id")
         return tuple(_round(row, traffic.get(row[0], (0, 0))) for row in rows)
+
+    def early_end(self) -> EarlyEnd | None:
+        """Where the run ended before its last round, also if it has gone on since."""
+        return to_early_end(self._meta("early_end"))
+
+    def scores(self, after: int) -> Iterator[tuple[int, Scores]]:
+        """Of each aggregated round behind one, in order."""
+        rows = self._db.execute(
+            "SELECT round_id, scores FROM rounds"
+            " WHERE phase = 'committed' AND NOT final AND round_id > ? ORDER BY round_id",
+            (after,),
+        )
+        for round_id, scores in rows:
+            yield round_id, msgspec.json.decode(scores, type=Scores)
 
     def committed_round(self, round_id: int) -> RoundRecord:
         """One of them, with its bytes: as cheap at the end of a long run as at its beginning."""

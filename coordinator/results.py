@@ -124,7 +124,7 @@ class Results:
         return owner_outcome(device.id, self._about.task, scored.start, scored.own)
 
     def _record(self, traffic: Traffic, outcome: Outcome | None) -> RunRecord:
-        rounds = self._ledger.committed(traffic)
+        rounds, end = self._ledger.committed(traffic), self._ledger.early_end()
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
         return RunRecord(
@@ -138,6 +138,7 @@ class Results:
             devices=(),
             switched_off=self._about.switched_off,
             outcome=outcome,
+            early_end=None if end is None or end.lifted else end,
             cells=self._ledger.cells(),
         )
 

@@ -23,7 +23,8 @@ from protofleet.coordinator.reporter import Reporter
 from protofleet.errors import RefusedError
 from protofleet.federation import membership, schedule
 from protofleet.federation.claims import LearnedBounds
-from protofleet.federation.records import PrivacyRecord
+from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
+from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
@@ -81,6 +82,25 @@ class Rounds:
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._bounds = LearnedBounds(ledger.update_norms())
         self._losses = LossWatch(ledger.losses())
+        self._planned = server.plan.config.rounds
+        self._early = self._follow(ledger.early_end())
+
+    def _follow(self, end: EarlyEnd | None) -> EarlyStopping:
+        """Go on from where the run ended early, or from where it has gone on since."""
+        plan = self.server.plan
+        rounds = self._planned if end is None else end.limit(self._planned, plan.config.stop)
+        if end is not None and not end.lifted:
+            if rounds < self._planned:
+                self._set_rounds(rounds)
+            elif rounds > end.after:
+                self._lift(end)
+        early = EarlyStopping(plan.config.stop, plan.bundle.manifest.task)
+        for round_id, scores in self._ledger.scores(after=0 if end is None else end.after):
+            early.add(round_id, scores.selecting, scores.loss, planned=self._planned)
+        return early
+
+    def _lift(self, end: EarlyEnd) -> None:
+        self._ledger.run.note_early_end(msgspec.structs.replace(end, lifted=True))
 
     def _make_schedule(self) -> schedule.Schedule:
         return self.server.plan.schedule(lambda: self.server_state)
@@ -107,16 +127,30 @@ class Rounds:
 
     def raise_to(self, rounds: int) -> bool:
         """Have so many rounds from now on; False: the run has them already."""
-        plan = self.server.plan
-        if rounds <= plan.config.rounds:
+        if rounds <= self._planned:
             return False
+        end = self._ledger.early_end()
+        if end is not None and not end.lifted:
+            self._lift(end)
+            self._early = EarlyStopping(end.stop, self.server.plan.bundle.manifest.task)
+        self._planned = rounds
+        self._set_rounds(rounds)
+        return True
+
+    def lower_to(self, rounds: int) -> None:
+        """Have no more than so many rounds; none after those has opened."""
+        self._planned = rounds
+        self._set_rounds(rounds)
+
+    def _set_rounds(self, rounds: int) -> None:
+        plan = self.server.plan
         plan = replace(plan, config=msgspec.structs.replace(plan.config, rounds=rounds))
         self.server = replace(self.server, plan=plan)
         self._schedule = self._make_schedule()
-        if self.state.phase is RoundPhase.FINISHED:  # and no device was told yet
+        over = self.state.phase is RoundPhase.WAITING and self.state.round_id > rounds
+        if over or self.state.phase is RoundPhase.FINISHED:  # and no device was told yet
             live, (self.state, _) = self.state.live, self._resumed()
             self.state = replace(self.state, live=live, warmed_up=True)
-        return True
 
     def refusal(self, device_id: str, round_id: int) -> RefusedError | None:
         """Why a device's update for a round would be refused now; None if it is welcome."""
@@ -281,6 +315,9 @@ class Rounds:
         self.server_state = outcome.state
         records = (one.record for one in self._ledger.accepted(round_id))
         scores = self.server.score(self.server_state, records, final=final)
+        early = self._ends_early(scores)
+        if early is not None:
+            self._ledger.run.note_early_end(early)  # closed again after a crash, it says the same
         self._ledger.commit_round(
             self.server_state,
             scores,
@@ -302,9 +339,27 @@ class Rounds:
             trouble = self._losses.add(scores.own_loss.mean)
             if trouble is not None:
                 self._sink(events.ResultsTrouble(what=trouble.what, remedy=trouble.remedy))
+        if early is not None:
+            self._set_rounds(round_id)
+            self.tell_early_end()
         self.apply(schedule.StateCommitted())
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
+
+    def _ends_early(self, scores: Scores) -> EarlyEnd | None:
+        """The end of the run, if the closing round brings it before its last one."""
+        round_id, state = self.state.round_id, self.state
+        if state.final or round_id >= self.server.plan.config.rounds:
+            return None
+        return self._early.add(round_id, scores.selecting, scores.loss, planned=self._planned)
+
+    def tell_early_end(self) -> None:
+        """Say that and why the run ends before its last round, if it does."""
+        end = self._ledger.early_end()
+        if end is not None and not end.lifted:
+            self._sink(
+                events.EndedEarly(after=end.after, planned=end.planned, why=end.why, text=end.text)
+            )
 
     def _announce_round(self) -> None:
         """Tell all devices that a round has opened, if one of them may have to know.

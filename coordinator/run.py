@@ -41,7 +41,7 @@ from protofleet.federation.cells import (
     root_config,
 )
 from protofleet.federation.plan import Plan
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import PRIVATE_FOLDER
@@ -168,7 +168,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     ledger = part.open_ledger(plan, patience_s)
     with ledger, ExitStack() as stack:
         sink = EventLog(ledger.folder, sink)
-        _check_rounds(config, ledger.state())
+        _check_rounds(config, ledger)
         about = RunAbout(
             strategy=plan.strategy.description.name,
             seed=config.seed,
@@ -285,13 +285,15 @@ def _part_of(config: FederationConfig, cell: int | None, to_root: ToRoot | None)
     return _Part(file=config, config=own)
 
 
-def _check_rounds(config: FederationConfig, found: RoundState) -> None:
+def _check_rounds(config: FederationConfig, ledger: Ledger) -> None:
     """A final fit has changed what the devices keep, so no round can follow it."""
+    found, end = ledger.state(), ledger.early_end()
+    rounds = config.rounds if end is None else end.limit(config.rounds, config.stop)
     fitted = found.round_id - 1 if found.phase is RoundPhase.WAITING else found.round_id
-    if found.final and config.rounds >= fitted:
+    if found.final and rounds >= fitted:
         raise InputError(
             f"rounds: expected {fitted - 1}, after which this run's final fit began, got "
-            f"{config.rounds}; for more rounds choose another run_dir and new device stores"
+            f"{rounds}; for more rounds choose another run_dir and new device stores"
         )
 
 

@@ -17,6 +17,7 @@ from protofleet.coordinator.formats import FORMAT
 from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.errors import InputError
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import Scores
 from protofleet.federation.settings import SECTIONS
 
@@ -65,6 +66,10 @@ class RunRows:
     def note_start(self, scores: Scores) -> None:
         """Keep what the server's model was scored before the first round."""
         self._keep("start", scores)
+
+    def note_early_end(self, end: EarlyEnd) -> None:
+        """Keep after which round the run ends before its last one, or that it goes on."""
+        self._keep("early_end", end)
 
     def note_about(self, about: RunAbout) -> None:
         """Keep what the results say of the run, for who makes them from the ledger."""

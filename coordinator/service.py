@@ -216,6 +216,7 @@ class Service:
                 run_dir=str(self._ledger.folder),
             )
         )
+        self._rounds.tell_early_end()
 
     def _await_lease(self) -> list[Event]:
         """What has come until no other coordinator can be acting, or until the operator ends it."""

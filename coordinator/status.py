@@ -15,9 +15,11 @@ from protofleet.coordinator.control import Order, Wish, is_served, not_started, 
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.expiry import Expiration, expirations
 from protofleet.coordinator.formats import check_format
+from protofleet.coordinator.ledger_reading import to_early_end
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
@@ -66,6 +68,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         held: devices that may not take part now, sorted by id; as of the coordinator's last second.
         ending: what ends by the calendar within thirty days, or is over, the earliest first.
         cells: of a root, those whose folder is on this machine, by number.
+        planned: how many rounds the run was to have; more than ``rounds`` where it ended early.
+        early_end: why it did; empty: it did not.
     """
 
     federation: str
@@ -87,6 +91,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: tuple[Hold, ...] = ()
     ending: tuple[Expiration, ...] = ()
     cells: tuple[Status, ...] = ()
+    planned: int = 0
+    early_end: str = ""
 
 
 def read_identity(run_dir: Path) -> dict[str, str]:
@@ -184,6 +190,7 @@ class _Found:
     refused: tuple[Refusal, ...]
     held: tuple[Hold, ...]
     order: Order
+    early_end: EarlyEnd | None
 
     @property
     def awaited(self) -> int:
@@ -204,7 +211,8 @@ def read_status(config: FederationConfig) -> Status:
         InputError: no run was started there, or its ledger is damaged.
     """
     found = _read(config.run_dir)
-    rounds = max(config.rounds, found.order.rounds)
+    planned, end = max(config.rounds, found.order.rounds), found.early_end
+    rounds = planned if end is None else end.limit(planned, config.stop)
     phase = found.phase
     if phase == "committed":
         enough = found.committed >= rounds and not DESCRIPTIONS[found.strategy].final_fit
@@ -235,6 +243,8 @@ def read_status(config: FederationConfig) -> Status:
         held=found.held,
         ending=expirations(config, time.time()),
         cells=_cells(config),
+        planned=planned,
+        early_end=end.text if end is not None and rounds < planned else "",
     )
 
 
@@ -260,6 +270,7 @@ def _read(run_dir: Path) -> _Found:
             refused=_refused(db),
             held=_held(db),
             order=read_order(db),
+            early_end=to_early_end(meta.get("early_end")),
         )
 
 

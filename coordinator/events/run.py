@@ -90,6 +90,18 @@ class RoundsRaised(CoordinatorEvent, frozen=True, kw_only=True, tag="rounds_rais
         return f"the run has [bold]{self.rounds}[/bold] rounds now"
 
 
+class EndedEarly(CoordinatorEvent, frozen=True, kw_only=True, tag="ended_early"):
+    """The rounds up to ``after`` have brought what there is: no other one is aggregated."""
+
+    after: int
+    planned: int
+    why: str
+    text: str
+
+    def _says(self) -> str:
+        return f"[bold]run {safe(self.text)}[/bold]"
+
+
 class BundleRollout(CoordinatorEvent, frozen=True, kw_only=True, tag="bundle_rollout"):
     """The roll-out of a bundle stands elsewhere than before.
 

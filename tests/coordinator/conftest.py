@@ -42,6 +42,11 @@ class Federation:
         self.server = Server.of(plan)
         self.events, self.finished = [], None
 
+    def with_config(self, config):
+        """The federation file is another one from now on."""
+        self.plan = replace(self.plan, config=config)
+        self.server = Server.of(self.plan)
+
     def play(self, *steps):
         """A process of the coordinator, killed when the script is through."""
         flat = [one for step in steps for one in (step if isinstance(step, list) else [step])]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,10 +20,13 @@ from fake_endpoint import (
 from protofleet.cli.coordinator import coordinator
 from protofleet.cli.report import report
 from protofleet.coordinator import events
+from protofleet.coordinator.control import Orders
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
+from protofleet.federation.early_stopping import StopSettings
+from protofleet.federation.records import RunRecord, load_record
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
 from protofleet.federation.synchronous import draw
@@ -144,6 +149,59 @@ def test_a_loss_that_does_not_fall_is_told_while_it_can_be_mended(open_federatio
         fed.play(CONNECTED, fed.online("a"), *(round_of(one) for one in rounds))
     told = [one.name for one in fed.events if one.name in ("round_closed", "results_trouble")]
     assert told == [*["round_closed"] * 3, "results_trouble", *["round_closed"] * 3]
+
+
+def _scored(fed, device_id, round_id, loss):
+    update = fed.update(device_id, round_id)
+    return fed.delivers(device_id, round_id, replace(update, evaluation=Evaluation(own_loss=loss)))
+
+
+def test_a_run_whose_rounds_bring_nothing_ends_and_goes_on_when_that_is_wanted(open_federation):
+    """Killed at every step of the way: the same end, told each time, until the file says more."""
+    fed = open_federation(minimum=1, rounds=9, stop=StopSettings(patience=2))
+    fed.play(CONNECTED, fed.online("a"), _scored(fed, "a", 1, 1.0), _scored(fed, "a", 2, 1.0))
+    assert fed.finished is None
+    fed.play(CONNECTED, fed.online("a"), _scored(fed, "a", 3, 1.0), fed.gone("a"))
+    assert fed.finished.rounds == 3
+    (told,) = fed.told(events.EndedEarly, "after", "planned", "why")
+    assert told == (3, 9, "patience")
+    record = load_record(fed.folder / "result.json", RunRecord)
+    assert (len(record.rounds), record.early_end.since) == (3, 1)
+
+    fed.finished = None
+    fed.play(CONNECTED, fed.after(10.0))
+    assert fed.finished.rounds == 3
+    assert fed.told(events.EndedEarly, "after")[1:] == [(3,)]
+
+    more = msgspec.structs.replace(fed.plan.config, stop=StopSettings(patience=1))
+    fed.with_config(more)
+    fed.finished = None
+    fed.play(CONNECTED, fed.online("a"), _scored(fed, "a", 4, 1.0))
+    assert (fed.finished, fed.state.round_id) == (None, 5)  # a first round brings something
+    fed.play(CONNECTED, fed.online("a"), _scored(fed, "a", 5, 1.0), fed.gone("a"))
+    assert fed.finished.rounds == 5
+
+
+def test_an_ended_run_goes_on_when_more_rounds_are_ordered(open_federation):
+    """Than it was to have: the order that it was under does not undo its end."""
+    fed = open_federation(minimum=1, rounds=9, stop=StopSettings(patience=1))
+    rounds = (_scored(fed, "a", 1, 1.0), _scored(fed, "a", 2, 1.0))
+    fed.play(CONNECTED, fed.online("a"), *rounds, fed.gone("a"))
+    assert (fed.finished.rounds, read_status(fed.plan.config).phase) == (2, "finished")
+    status = read_status(fed.plan.config)
+    assert (status.rounds, status.planned) == (2, 9)
+    assert status.early_end.startswith("ended after round 2 of 9: 1 round has brought nothing")
+    for ordered, round_id in ((9, 3), (10, 3)):
+        with closing(Orders(fed.plan.config.run_dir)) as orders:
+            orders.extend(ordered)
+        fed.play(CONNECTED, fed.online("a"), QUIET, fed.after(10.0))
+        ended = ordered == 9
+        assert fed.state.round_id == round_id
+        assert (fed.state.phase is RoundPhase.WAITING) == ended
+    assert read_status(fed.plan.config).early_end == ""
+    rounds = (_scored(fed, "a", 3, 1.0), _scored(fed, "a", 4, 1.0))
+    fed.play(CONNECTED, fed.online("a"), *rounds, fed.gone("a"))
+    assert fed.finished.rounds == 4
 
 
 def test_a_device_whose_update_breaks_a_rule_is_not_awaited(open_federation):

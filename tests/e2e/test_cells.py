@@ -83,14 +83,15 @@ def test_sums_of_two_cells_give_the_bits_of_one_coordinator_though_all_are_kille
 
 
 @pytest.mark.slow(seconds=20)
-def test_updates_of_two_cells_give_clusters_and_final_fit_of_one_coordinator(
+def test_updates_of_two_cells_give_clusters_early_end_and_final_fit_of_one_coordinator(
     make_federation, tmp_path, key
 ):
+    """The target is reached in the third round of nine; the fourth is the final fit."""
     bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
     clusters = '{cluster_round = 2, threshold = 0.05, head = "b"}'
-    strategy = f'[strategy]\nname = "fedclar"\nsettings = {clusters}\n'
-    calm = _one(make_federation, bundle, strategy, rounds=3)
-    run = _cells(make_federation, bundle, f"{strategy}[cells]\ncount = 2\n", rounds=3)
+    strategy = f'[strategy]\nname = "fedclar"\nsettings = {clusters}\n[stop]\ntarget = 0.9\n'
+    calm = _one(make_federation, bundle, strategy, rounds=9)
+    run = _cells(make_federation, bundle, f"{strategy}[cells]\ncount = 2\n", rounds=9)
     root = run.start_coordinator()
     cells = [run.start_coordinator("--cell", str(cell)) for cell in (1, 2)]
     devices = _start_devices(run)
@@ -105,6 +106,8 @@ def test_updates_of_two_cells_give_clusters_and_final_fit_of_one_coordinator(
     ours, theirs = (_record(one) for one in (run, calm))
     assert [one.scores for one in ours.rounds] == [one.scores for one in theirs.rounds]
     assert [one.participants for one in ours.rounds] == [4] * 4
+    assert ours.early_end == theirs.early_end
+    assert (ours.early_end.after, ours.early_end.why) == (3, "target")
     assert [one.id for one in ours.devices] == list(run.devices)
 
 

@@ -162,8 +162,10 @@ def status(file: Path, *, cell: int | None, as_json: bool) -> None:
         return
     click.echo(
         f"federation {found.federation}: {found.operation}{_since(found)}, "
-        f"{found.committed} of {found.rounds} rounds"
+        f"{found.committed} of {found.planned} rounds"
     )
+    if found.early_end:
+        click.echo(found.early_end)
     if found.phase in ("open", "closing"):
         name = "final fit" if found.final else f"round {found.round_id}"
         click.echo(f"{name}: {_updates(found)}{_missing(found)}")
@@ -231,9 +233,12 @@ def extend(file: Path, *, rounds: int, trust_files: tuple[Path, ...], as_json: b
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
-    has = read_status(config).rounds
-    if rounds <= has:
-        raise InputError(f"rounds: expected more than the {has} that the run has, got {rounds}")
+    found = read_status(config)
+    if rounds <= found.planned:
+        early = f" ({found.early_end})" if found.early_end else ""
+        raise InputError(
+            f"rounds: expected more than the {found.planned} that the run has{early}, got {rounds}"
+        )
     trusted = (*config.trusted, *as_hex(trust_files))
     make_plan(
         msgspec.structs.replace(config, rounds=rounds, trusted=trusted)

@@ -17,6 +17,7 @@ from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
+from protofleet.federation.early_stopping import NEVER
 from protofleet.federation.outcome import Outcome
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
@@ -113,6 +114,7 @@ class Job:
             schedule=self.method.schedule,
             cohort=CohortSettings(size=self._cohort, minimum=len(self.clients)),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
+            stop=NEVER,
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),

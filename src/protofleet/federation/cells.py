@@ -23,6 +23,7 @@ import numpy as np
 from protofleet.durable import write_synced
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.coding import read_update
+from protofleet.federation.early_stopping import NEVER
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.settings import (
@@ -67,7 +68,8 @@ def cell_of(device_id: str, count: int) -> int:
 def cell_config(config: FederationConfig, cell: int) -> FederationConfig:
     """The federation file of one cell, from that of all.
 
-    Its names of folders end in the cell's number. A cell scores no model: the root does.
+    Its names of folders end in the cell's number. A cell scores no model and ends no run: the root
+    does.
 
     Raises:
         InputError: there is no such cell.
@@ -81,6 +83,7 @@ def cell_config(config: FederationConfig, cell: int) -> FederationConfig:
         run_dir=cell_folder(config.run_dir, cell),
         keys=None if config.keys is None else cell_folder(config.keys, cell),
         evaluation=msgspec.structs.replace(config.evaluation, pooled=None),
+        stop=NEVER,
         privacy=_sends_only(config.privacy),
         cells=None,
     )

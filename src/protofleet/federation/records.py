@@ -15,8 +15,10 @@ import numpy as np
 
 from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome
 from protofleet.strategies.scores import MetricName, MetricValues
+from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName
 from protofleet.wire.usage import DeviceUsage
 
@@ -61,6 +63,18 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     more: dict[str, Metrics] = {}
     targets: dict[str, MetricValues] = {}
     global_: Metrics | None = msgspec.field(default=None, name="global")
+
+    @property
+    def selecting(self) -> float | None:
+        """Mean of the score that selects a best round: on own test parts, else the server's."""
+        told = self.personalisation or self.global_
+        found = None if told is None else told.get(TASKS[self.task].selects)
+        return None if found is None else found.mean
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss on own test parts."""
+        return None if self.own_loss is None else self.own_loss.mean
 
     @property
     def sections(self) -> dict[str, Metrics]:
@@ -189,6 +203,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         switched_off: what devices were told not to send.
         outcome: what the run has done for its devices' owners; None: no owner has told, or the
             version that wrote this knew none.
+        early_end: why it has fewer rounds than it was to have; None: it has them, or goes on.
         cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
             cells' own files.
     """
@@ -203,6 +218,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
     outcome: Outcome | None = None
+    early_end: EarlyEnd | None = None
     cells: tuple[CellRecord, ...] = ()
 
     @property

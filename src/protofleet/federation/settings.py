@@ -11,6 +11,7 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
+from protofleet.federation.early_stopping import StopSettings
 from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.section import Amount
 from protofleet.federation.section import Section as _Settings
@@ -400,6 +401,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     schedule: ScheduleSettings = ScheduleSettings()
     cohort: CohortSettings = CohortSettings()
     round: RoundSettings = RoundSettings()
+    stop: StopSettings = StopSettings()
     stragglers: StragglerSettings = StragglerSettings()
     limits: LimitSettings = LimitSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

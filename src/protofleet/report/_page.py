@@ -320,6 +320,7 @@ def _facts(result: RunRecord, details: Details) -> dict[str, str]:
         "Wall time": units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Codec (up / down)": result.codec,
         "Differential privacy": _privacy(result.privacy),
+        "Early end": result.early_end.text if result.early_end else "",
         "Devices do not send": result.switched_off,
         "Cells": ", ".join(f"{one.id}: {one.devices} devices" for one in result.cells),
         "Bytes up": units.byte_text(sum(one.bytes_up for one in result.cells or result.devices)),

@@ -21,13 +21,14 @@ from msgspec.structs import replace
 from protofleet.coordinator.control import Order, is_served, read_order
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import RunAbout
+from protofleet.coordinator.ledger_reading import RunAbout, to_early_end
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.coordinator.usage_rows import UsageRows
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.coding import to_evaluation
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.records import (
     EvaluationRecord,
@@ -102,6 +103,9 @@ class RunReader:
     def _snapshot(self, trouble: str, served: bool) -> RunSnapshot:  # noqa: FBT001 - as seen
         ledger, stream = self._ledger, self._stream
         rounds = max(self._rounds, stream.rounds, ledger.order.rounds)
+        end = ledger.early_end
+        if end is not None and not end.lifted:
+            rounds = end.after
         waiting = stream.waiting
         return RunSnapshot(
             key=self._key,
@@ -119,6 +123,7 @@ class RunReader:
             live=None if waiting is None else waiting.live,
             devices=self._merged(),
             outcome=ledger.outcome,
+            early_end="" if end is None or end.lifted else end.text,
             events=tuple(stream.events),
             event_counts=dict(stream.counts),
             logs=dict(stream.logs),
@@ -194,6 +199,7 @@ class _LedgerReader:
         self.committed: list[RoundRecord] = []
         self.current: CurrentRound | None = None
         self.order = Order()
+        self.early_end: EarlyEnd | None = None
         self.updates: dict[str, DeviceView] = {}
         self.invited: set[str] = set()
         self.usage: dict[str, DeviceUsage] = {}
@@ -260,6 +266,7 @@ class _LedgerReader:
         if "about" in self.identity:
             self.task = msgspec.json.decode(self.identity["about"], type=RunAbout).task
         self.order = read_order(db)
+        self.early_end = to_early_end(self.identity.get("early_end"))
         before = len(self.committed)
         self._read_committed(db)
         self._read_updates(db)

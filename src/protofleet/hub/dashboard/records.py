@@ -141,6 +141,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         joining: bytes up and down that devices paid before their first round.
         update_times: round → device → when its update was taken, of the latest rounds.
         outcome: what it has done for the devices' owners, a summary; None: nobody has told.
+        early_end: why the run has ended before its last round; empty: it has not.
         disk_free_bytes, disk_bytes: of the disk that the folder is on.
         trouble: why the folder could not be read just now; empty: it could.
     """
@@ -160,6 +161,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     live: int | None = None
     devices: Mapping[str, DeviceView] = {}
     outcome: Outcome | None = None
+    early_end: str = ""
     events: tuple[LoggedEvent, ...] = ()
     event_counts: Mapping[str, int] = {}
     logs: Mapping[str, LoggedEvent] = {}
