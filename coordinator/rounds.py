@@ -143,9 +143,7 @@ class Rounds:
         self._set_rounds(rounds)
 
     def _set_rounds(self, rounds: int) -> None:
-        plan = self.server.plan
-        plan = replace(plan, config=msgspec.structs.replace(plan.config, rounds=rounds))
-        self.server = replace(self.server, plan=plan)
+        self.server = replace(self.server, plan=self.server.plan.with_rounds(rounds))
         self._schedule = self._make_schedule()
         over = self.state.phase is RoundPhase.WAITING and self.state.round_id > rounds
         if over or self.state.phase is RoundPhase.FINISHED:  # and no device was told yet

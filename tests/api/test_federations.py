@@ -90,6 +90,25 @@ def test_training_alone_is_another_run_beside_it(federation, tmp_path):
         given.run(baseline="alone")
 
 
+def test_it_ends_when_its_target_is_reached_and_goes_on_when_that_is_wanted(
+    federation, results, tmp_path
+):
+    """By either engine after the same round; who trains alone has as many rounds."""
+    reached = results.rounds[0].scores.selecting
+    ended = replace(federation, stop={"target": reached}, folder=tmp_path / "local")
+    local = ended.run(workers=1, baseline="local")
+    assert (len(local.rounds), local.early_end.after, local.early_end.why) == (1, 1, "target")
+    assert "ended after round 1 of 3: the target of" in str(local)
+    assert len(protofleet.read_results(local.folder / "alone").rounds) == 1
+    mqtt = replace(ended, folder=tmp_path / "mqtt").run("mqtt")
+    assert mqtt.early_end == local.early_end
+    for one, engine in ((local, "local"), (mqtt, "mqtt")):
+        more = replace(ended, stop={}, folder=one.folder).run(engine, baseline="local")
+        assert more.early_end is None
+        assert [done.scores for done in more.rounds] == [done.scores for done in results.rounds]
+        assert len(protofleet.read_results(more.folder / "alone").rounds) == 3
+
+
 def test_a_bundle_that_cannot_train_alone_is_told_before_anybody_trains(clients, tmp_path):
     path, told = tmp_path / "moon.pfb", []
     shape = clients["anna"].x_train.shape[1:]

@@ -113,13 +113,14 @@ class Federation:
         """Write the federation file, and pooled test data beside it."""
         tests = [tiny_data(1000 + i, 20) for i in range(len(self.devices))]
         x, y = (np.concatenate(part) for part in zip(*tests, strict=True))
+        stop = "" if "[stop]" in extra else "[stop]\npatience = 0\n"  # tests end their runs
         _save(self.pooled, (x[:0], y[:0]), (x, y))
         self.file.write_text(
             f'federation = "home"\nbroker = "{self.url}"\nbundle = "{self.bundle}"\n'
             f'trusted = ["{load_public_key(self.trust).hex()}"]\n'
             f'run_dir = "run"\nrounds = {rounds}\nseed = 3\n'
             f"[cohort]\nminimum = {len(self.devices)}\n"
-            f'[evaluation]\npooled = "pooled.npz"\n{extra}'
+            f'[evaluation]\npooled = "pooled.npz"\n{stop}{extra}'
         )
 
     @property

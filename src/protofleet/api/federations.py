@@ -33,6 +33,7 @@ from protofleet.experiments.prepare import ClientFiles, PreparedData, write_pool
 from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, claim, load_run
+from protofleet.federation.early_stopping import StopSettings
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.settings import AggregationSettings, CodecSettings
@@ -69,6 +70,7 @@ class Federation:
             needs ``run("mqtt")``: only processes of their own take time of their own.
         codec: section ``[codec]``, such as ``{"up": "int8"}``.
         aggregation: section ``[aggregation]``, such as ``{"kind": "median"}``.
+        stop: section ``[stop]``, such as ``{"patience": 0}``: all ``rounds``, whatever they bring.
         slow: ``{"every": 4, "slowdown": 10.0}``: each fourth client takes ten times as long; for
             ``run("mqtt")``.
         trusted: raw public keys of the bundle's signer; empty: those of the user's trust store, and
@@ -93,6 +95,7 @@ class Federation:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     codec: Mapping[str, Any] = field(default_factory=dict)
     aggregation: Mapping[str, Any] = field(default_factory=dict)
+    stop: Mapping[str, Any] = field(default_factory=dict)
     slow: Mapping[str, Any] | None = None
     trusted: Collection[bytes] = ()
     folder: Path | str | None = None
@@ -104,6 +107,7 @@ class Federation:
             check_id(name, f"client '{name}'")
         if self.rounds < 1:
             raise InputError(f"federation: expected at least one round, got {self.rounds}")
+        self._stop()
         self._method(Bundle.open(self.bundle, trusted=self.trusted))
 
     def run(
@@ -156,10 +160,14 @@ class Federation:
         strategy = plan.strategy.description.name
         save_facts(folder, RunFacts(strategy=strategy, settings=plan.settings, clients=names))
         done = load_run(folder)
-        if done is None or not done.finished:
-            _run(job, engine, workers, broker, watch)
+        if done is None or not done.finished or _goes_on(done, job):
+            done = _run(job, engine, workers, broker, watch)
         if alone is not None:
-            alone.run(workers=workers)
+            rounds = _aggregated(done)
+            before = load_run(alone_folder(folder))
+            if before is not None and before.finished and _aggregated(before) != rounds:
+                shutil.rmtree(alone_folder(folder))  # the run has gone on since
+            replace(alone, rounds=rounds).run(workers=workers)
         return read_results(folder)
 
     def _alone(self, plan: Plan, folder: Path) -> Federation:
@@ -179,6 +187,7 @@ class Federation:
             schedule={},
             codec={},
             aggregation={},
+            stop={"patience": 0},
             slow=None,
             folder=alone_folder(folder),
         )
@@ -220,7 +229,12 @@ class Federation:
             ),
             folder=folder,
             name=name,
+            stop=self._stop(),
         )
+
+    def _stop(self) -> StopSettings:
+        found: StopSettings = _section("stop", self.stop, StopSettings)
+        return found
 
     def _kept_bundle(self, folder: Path) -> Bundle:
         given, place = Path(self.bundle), bundle_place(folder)
@@ -245,6 +259,17 @@ class Federation:
             codec=_section("codec", self.codec, CodecSettings),
             aggregation=aggregation,
         )
+
+
+def _aggregated(done: MethodResult) -> int:
+    """Rounds without a final fit."""
+    return sum(not one.final for one in done.rounds)
+
+
+def _goes_on(done: MethodResult, job: Job) -> bool:
+    """Whether a run that has ended early is to have more rounds."""
+    end = done.early_end
+    return end is not None and end.limit(job.rounds, job.stop) > end.after
 
 
 def _run(

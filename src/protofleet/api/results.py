@@ -15,6 +15,7 @@ from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.store import MethodResult
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome, beside_alone
 from protofleet.federation.records import (
     DeviceRecord,
@@ -63,6 +64,7 @@ class Results:
         outcome: what the run has done for the clients' owners (print it): each one's score before
             and now on their own test examples, how many are better off and how many worse; None
             where nobody has told.
+        early_end: why there are fewer rounds than were asked for; None: there are not.
         devices: what each device paid, by its own account; empty where there were no devices.
     """
 
@@ -73,6 +75,7 @@ class Results:
     scores: Scores
     last: Scores
     outcome: Outcome | None = None
+    early_end: EarlyEnd | None = None
     devices: tuple[DeviceRecord, ...] = ()
 
     def __str__(self) -> str:
@@ -82,6 +85,7 @@ class Results:
         if idle:
             lines.append(f"in {idle} of them no client had training examples: nothing was learnt")
         lines += [] if self.outcome is None else self.outcome.lines()
+        lines += [] if self.early_end is None else [self.early_end.text]
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
         lines += [f"warning: {one}" for one in troubles(self.rounds, self.outcome)]
         return "\n".join(lines)
@@ -219,6 +223,7 @@ def _results(
         scores=record.scores,
         last=record.last,
         outcome=outcome,
+        early_end=record.early_end,
         devices=devices,
     )
 

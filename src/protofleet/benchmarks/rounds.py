@@ -122,7 +122,7 @@ def write_federation(folder: Path, url: str, floats: int, settings: str) -> None
     trusted = key.public_key().public_bytes_raw().hex()
     (folder / "federation.toml").write_text(
         f'federation = "{FEDERATION}"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
-        f'trusted = ["{trusted}"]\n{settings}'
+        f'stop = {{patience = 0}}\ntrusted = ["{trusted}"]\n{settings}'
     )
 
 

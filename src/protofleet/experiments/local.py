@@ -40,6 +40,7 @@ from protofleet.federation.coding import (
     to_evaluation,
     update_baseline,
 )
+from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
 from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import ClientCosts, RoundRecord
@@ -99,7 +100,14 @@ def run_local(
             watch(run.rounds[-1])
         if keep:
             saving.save(run)
-    result = job.result(plan, engine, run.rounds, finished=True, outcome=_outcome(plan, run))
+    result = job.result(
+        plan,
+        engine,
+        run.rounds,
+        finished=True,
+        outcome=_outcome(plan, run),
+        early_end=simulation.early_end,
+    )
     save_result(job.folder, result)
     if not keep:
         remove_checkpoint(job.folder)
@@ -129,6 +137,9 @@ class _Engine:
     Args:
         job: what to run.
         plan: its federation.
+
+    Attributes:
+        early_end: after which round the run ends before its last one; None: it does not.
     """
 
     def __init__(self, job: Job, plan: Plan) -> None:
@@ -146,7 +157,9 @@ class _Engine:
         self._clients = tuple(sorted(job.clients))
         self._server = Server.of(plan)
         self._server_state = plan.server_init()
-        self._schedule = plan.schedule(lambda: self._server_state)
+        self._set_rounds(plan.config.rounds)
+        self._early = EarlyStopping(plan.config.stop, plan.bundle.manifest.task)
+        self.early_end: EarlyEnd | None = None
         self._references: Mapping[str, bytes] = {}
         self._baselines: dict[int, Tensors] = {}
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
@@ -158,6 +171,8 @@ class _Engine:
         """Where the run stands after each round that is left; ``workers`` train the clients."""
         done = run.rounds
         self._server_state = run.server
+        for one in done:
+            self._look_at(one)
         reached = RoundState(
             round_id=len(done) + 1,
             final=bool(done) and done[-1].final,
@@ -169,8 +184,23 @@ class _Engine:
         while not any(isinstance(action, Finish) for action in actions):
             run = self._round(run, workers)
             self._server_state = run.server
+            self._look_at(run.rounds[-1])
             actions = self._step(StateCommitted())
             yield run
+
+    def _look_at(self, done: RoundRecord) -> None:
+        """End the run after this round if it brings nothing more."""
+        planned = self._plan.config.rounds
+        if done.final or done.round_id >= planned:
+            return
+        scores = done.scores
+        end = self._early.add(done.round_id, scores.selecting, scores.loss, planned=planned)
+        self.early_end = end
+        self._set_rounds(planned if end is None else end.after)
+
+    def _set_rounds(self, rounds: int) -> None:
+        plan = self._plan.with_rounds(rounds)
+        self._schedule = plan.schedule(lambda: self._server_state)
 
     def _step(self, event: ScheduleEvent) -> tuple[ScheduleAction, ...]:
         self._state, actions = self._schedule.step(self._state, event, 0.0)

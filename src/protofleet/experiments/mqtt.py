@@ -62,7 +62,9 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
     rounds = tuple(
         msgspec.structs.replace(one, costs=spent.get(one.round_id)) for one in found.rounds
     )
-    result = job.result(plan, "mqtt", rounds, finished=True, outcome=found.outcome)
+    result = job.result(
+        plan, "mqtt", rounds, finished=True, outcome=found.outcome, early_end=found.early_end
+    )
     save_result(job.folder, result)
     return result
 

@@ -17,7 +17,7 @@ from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
-from protofleet.federation.early_stopping import NEVER
+from protofleet.federation.early_stopping import NEVER, EarlyEnd, StopSettings
 from protofleet.federation.outcome import Outcome
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
@@ -67,6 +67,7 @@ class Job:
     data: PreparedData
     folder: Path
     name: str
+    stop: StopSettings = NEVER
 
     @property
     def clients(self) -> dict[str, ClientFiles]:
@@ -114,7 +115,7 @@ class Job:
             schedule=self.method.schedule,
             cohort=CohortSettings(size=self._cohort, minimum=len(self.clients)),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
-            stop=NEVER,
+            stop=self.stop,
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),
@@ -157,7 +158,7 @@ class Job:
         ]
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
-    def result(
+    def result(  # noqa: PLR0913 - what a result has, each named at the call
         self,
         plan: Plan,
         engine: Engine,
@@ -165,6 +166,7 @@ class Job:
         *,
         finished: bool,
         outcome: Outcome | None = None,
+        early_end: EarlyEnd | None = None,
     ) -> MethodResult:
         """The result of the rounds so far."""
         final = next((one.scores for one in rounds if one.final), None)
@@ -180,6 +182,7 @@ class Job:
             scores=run_scores(one.scores for one in rounds),
             last=last_scores((one.scores for one in rounds if not one.final), final),
             outcome=outcome,
+            early_end=early_end,
             clients=len(self.clients),
             parameters=plan.model.params.layout.size,
             digest=digest(self.experiment, self.method),

@@ -9,6 +9,7 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
+from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import Metrics, RoundRecord, Scores, save_record
 
@@ -42,6 +43,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         scores: of the best round (``federation.scores.run_scores``), the final fit being one.
         last: as each section was scored last (``federation.scores.last_scores``).
         outcome: what the run has done for the clients' owners so far; None: not told.
+        early_end: why it has fewer rounds than it was to have; None: it has them.
         clients: number of clients.
         parameters: number of trained values of the model.
         peak_bytes: largest resident memory of a device's process (``memory.measure_memory``);
@@ -64,6 +66,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     scores: Scores = Scores()
     last: Scores = Scores()
     outcome: Outcome | None = None
+    early_end: EarlyEnd | None = None
     clients: int = 0
     parameters: int = 0
     peak_bytes: int | None = None

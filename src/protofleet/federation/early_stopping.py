@@ -90,7 +90,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
         )
         return (
             f"ended after round {self.after} of {self.planned}: {why}{now}; "
-            f"stop = {{patience = 0}} in the federation file goes on"
+            "patience = 0 in [stop] goes on"
         )
 
     def _told(self, score: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -85,6 +85,10 @@ class Plan:
             buffer=config.schedule.buffer,
             concurrency=config.schedule.concurrency,
         )
+
+    def with_rounds(self, rounds: int) -> Plan:
+        """The same with another number of rounds."""
+        return replace(self, config=msgspec.structs.replace(self.config, rounds=rounds))
 
     @property
     def mixing(self) -> Mixing | None:

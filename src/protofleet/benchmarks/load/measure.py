@@ -251,7 +251,7 @@ def _prepare(folder: Path, url: str, load: Load) -> Path:
     (folder / "federation.toml").write_text(
         f'federation = "{FEDERATION}"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
         f'trusted = ["{trusted.hex()}"]\nrounds = {load.rounds}\n'
-        f"[cohort]\nminimum = {load.devices}\n"
+        f"stop = {{patience = 0}}\n[cohort]\nminimum = {load.devices}\n"
         f"[round]\nquorum = {load.devices}\ndeadline_s = {_ROUND_S}\n"
     )
     spec = FleetSpec(
