@@ -33,6 +33,7 @@ from protofleet.federation.records import (
     save_by_device,
 )
 from protofleet.federation.scores import last_scores, run_scores
+from protofleet.federation.trouble import Trouble, troubles
 from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,11 @@ class Results:
             record = self._record(sums, outcome_of(about.task, owners))
             save_by_device(record, summaries, self.path)
         return record
+
+    def outcome(self) -> Outcome | None:
+        """What the run has done for the devices' owners so far; None: nobody has told."""
+        owners = (self._owner(self._details(one, None, 1)) for one in self._ledger.device_ids())
+        return outcome_of(self._about.task, owners)
 
     def _devices(
         self,
@@ -164,6 +170,23 @@ def refresh(run_dir: Path) -> None:
             Results(ledger, about).write()
         except (OSError, UnavailableError) as error:
             _log.warning("%s: not written, shown as it was: %s", run_dir / RESULT, error)
+
+
+def troubles_of(run_dir: Path) -> tuple[Trouble, ...] | None:
+    """What is wrong with the results of a run as its ledger has it now; None: it has none.
+
+    Nothing is written.
+
+    Raises:
+        InputError: the ledger is damaged, or of another version.
+    """
+    with opened_ledger(run_dir) as db, one_state(db):
+        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+        ledger = reading_of(db, run_dir)
+        about, rounds = ledger.about(), ledger.committed()
+        if about is None or not rounds:
+            return None
+        return troubles(rounds, Results(ledger, about).outcome())
 
 
 def _beside(

@@ -59,6 +59,7 @@ class Federation:
                 task="classification",
                 outputs=plan.bundle.manifest.classes,
             )
+            ledger.run.note_about(about)
             results = Results(ledger, about)
             service = Service(
                 self.server, ledger, self.endpoint, results=results, sink=self.events.append

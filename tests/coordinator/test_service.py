@@ -23,6 +23,9 @@ from protofleet.coordinator import events
 from protofleet.coordinator.control import Orders
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.status import read_status
+from protofleet.doctor.observations import Level
+from protofleet.doctor.run_folder import examine_results
+from protofleet.doctor.subjects import RunSubject
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
 from protofleet.federation.early_stopping import StopSettings
@@ -149,6 +152,8 @@ def test_a_loss_that_does_not_fall_is_told_while_it_can_be_mended(open_federatio
         fed.play(CONNECTED, fed.online("a"), *(round_of(one) for one in rounds))
     told = [one.name for one in fed.events if one.name in ("round_closed", "results_trouble")]
     assert told == [*["round_closed"] * 3, "results_trouble", *["round_closed"] * 3]
+    (found,) = examine_results(RunSubject(fed.folder))
+    assert (found.level, found.text[:34]) == (Level.WARNING, "the mean loss on own test parts do")
 
 
 def _scored(fed, device_id, round_id, loss):

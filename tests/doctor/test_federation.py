@@ -86,6 +86,7 @@ def test_a_run_of_other_settings_and_a_damaged_ledger_are_problems(told, file, t
     assert "seed 0, the file says 7" in the(rows, "federation.run")["text"]
     assert "another run_dir" in the(rows, "federation.run")["remedy"]
     assert levels(told(tmp_path / "run"), "run.ledger") == ["ok"]
+    assert levels(told(tmp_path / "run"), "run.results") == []  # no round is done
     ledger = tmp_path / "run" / "ledger.sqlite"
     data = bytearray(ledger.read_bytes())
     data[100:4000] = bytes(3900)

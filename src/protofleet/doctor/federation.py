@@ -10,7 +10,7 @@ from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.status import read_identity
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
-from protofleet.doctor.run_folder import examine_ledger
+from protofleet.doctor.run_folder import examine_ledger, examine_results
 from protofleet.doctor.subjects import FederationSubject, RunSubject
 from protofleet.federation.plan import Plan
 from protofleet.federation.server import Server
@@ -63,6 +63,7 @@ def _run(subject: FederationSubject) -> Iterator[Observation]:
         yield ok(f"'{folder}': no run was started there yet")
         return
     yield from examine_ledger(RunSubject(folder))
+    yield from examine_results(RunSubject(folder))
     stored = read_identity(folder)
     for name, value in _plan(subject).identity.items():
         if stored.get(name) != value:

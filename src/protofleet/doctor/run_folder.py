@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofleet.coordinator.control import is_served
+from protofleet.coordinator.results import troubles_of
 from protofleet.coordinator.status import check_ledger, read_identity
 from protofleet.doctor.machine import behind
-from protofleet.doctor.observations import Check, Observation, ok
+from protofleet.doctor.observations import Check, Observation, ok, warning
 from protofleet.doctor.subjects import RunSubject
 from protofleet.private_files import check_private_folder, refuse_links
 
@@ -24,4 +25,12 @@ def examine_ledger(subject: RunSubject) -> Iterator[Observation]:
     yield from behind("the run's ledger was written", written)
 
 
-CHECKS = (Check("run.ledger", examine_ledger),)
+def examine_results(subject: RunSubject) -> Iterator[Observation]:
+    """Whether what comes out is what somebody wants."""
+    found = troubles_of(subject.path)
+    if found is not None and not found:
+        yield ok("losses and owners' scores are as they should be so far")
+    yield from (warning(one.what, one.remedy) for one in found or ())
+
+
+CHECKS = (Check("run.ledger", examine_ledger, decisive=True), Check("run.results", examine_results))
