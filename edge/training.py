@@ -22,6 +22,7 @@ from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_tokens
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.calibration import held_out
 from protofleet.federation.client import (
     ClientMemory,
     ReceivedPayload,
@@ -100,6 +101,7 @@ class Learner:
         manifest: of the bundle.
         task: what its outputs are, and how they are scored.
         meter: what is spent.
+        device_id: of the client.
         cancelled: set by another thread, ends the training in progress at its next step.
         free: unset by another thread, makes the training in progress wait before its next step.
 
@@ -114,14 +116,14 @@ class Learner:
         self.model = bundle.model()
         self.task = TASKS[bundle.manifest.task]
         self._loss = self.task.losses[self.task.loss_of(programs.grad_fns)]
-        self.manifest = bundle.manifest
+        self._bundle, self.manifest = bundle, bundle.manifest
         self._programs = programs
         self._data = data
         self._own = data.own
         self.meter = meter
         self.cancelled, self.free = threading.Event(), threading.Event()
         self.free.set()
-        self._device_id = device_id
+        self.device_id = device_id
         self._told: set[str] = set()
 
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
@@ -152,6 +154,28 @@ class Learner:
         y = self._data.at(round_id).y_train
         return tuple(np.bincount(y, minlength=self.model.num_classes).tolist())
 
+    def rate_tester(self, round_id: int) -> Learner | None:
+        """A learner without some of a round's training examples, which it scores on.
+
+        None: there are too few of them.
+        """
+        own = self._data.at(round_id)
+        held = held_out(own.y_train)
+        if held is None or np.count_nonzero(~held) < max(1, self._programs.min_batch):
+            return None
+        boxes = own.boxes_train
+        split = replace(
+            own,
+            x_train=own.x_train[~held],
+            y_train=own.y_train[~held],
+            x_test=own.x_train[held],
+            y_test=own.y_train[held],
+            boxes_train=None if boxes is None else boxes[~held],
+            boxes_test=None if boxes is None else boxes[held],
+        )
+        bundle, data = self._bundle, LocalData(own=split)
+        return Learner(bundle, self._programs, data, self.meter, self.device_id)
+
     def enter(self, round_id: int) -> None:
         """Train, evaluate and infer on the data of this round from now on."""
         self._own = self._data.at(round_id)
@@ -180,7 +204,7 @@ class Learner:
         try:
             strategy = self.strategy(declared.name, declared.settings)
             server = strategy.server_init(self.model, np.random.default_rng(0))
-            payload = strategy.downlink(server, self._device_id)
+            payload = strategy.downlink(server, self.device_id)
             strategy.client_update(strategy.client_init(self.model), payload, tools)
         except ProtofleetError as error:
             _log.info("no warm-up: %s", error)
@@ -211,7 +235,7 @@ class Learner:
         self.enter(payload.round_id)
         self._tell_uneven_batch(strategy)
         timed = {name: _Timed(grad_fn, self) for name, grad_fn in self._programs.grad_fns.items()}
-        tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
+        tools = self._tools(timed, client_rng(seed, payload.round_id, self.device_id))
         tools = replace(tools, training=replace(tools.training, work=work))
         before = None if state is None else self._data.at(state.round_id)
         with self.meter.phase("train"):
@@ -290,9 +314,9 @@ class Learner:
     def _tools(self, grad_fns: Mapping[str, GradFn], rng: np.random.Generator) -> ClientTools:
         own, programs = self._own, self._programs
         return ClientTools(
-            client_id=self._device_id,
+            client_id=self.device_id,
             training=TrainTools(
-                name=f"client '{self._device_id}'",
+                name=f"client '{self.device_id}'",
                 x=own.x_train,
                 y=own.y_train,
                 grad_fns=grad_fns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +108,48 @@ def test_it_ends_when_its_target_is_reached_and_goes_on_when_that_is_wanted(
         assert more.early_end is None
         assert [done.scores for done in more.rounds] == [done.scores for done in results.rounds]
         assert len(protofleet.read_results(more.folder / "alone").rounds) == 3
+
+
+def test_a_rate_that_nobody_set_is_chosen_by_the_clients(federation, tmp_path):
+    """The run is that with the number, bit for bit, however many workers train."""
+    auto = {"epochs": 2, "optimiser": {"kind": "adam", "lr": "auto"}}
+    found = replace(federation, settings=auto, folder=tmp_path / "auto").run(workers=2)
+    chosen = found.calibration
+    assert (chosen.lr in chosen.rates, chosen.devices) == (True, len(federation.clients))
+    assert chosen.text in str(found)
+    number = {"epochs": 2, "optimiser": {"kind": "adam", "lr": chosen.lr}}
+    same = replace(federation, settings=number, folder=tmp_path / "number").run(workers=1)
+    assert [one.scores for one in found.rounds] == [one.scores for one in same.rounds]
+    for name in federation.clients:
+        np.testing.assert_equal(_params(found.personal(name)), _params(same.personal(name)))
+    again = replace(federation, settings=auto, folder=tmp_path / "again").run(workers=1)
+    assert again.calibration == chosen
+    assert protofleet.read_results(found.folder) == found
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "engine", "message"),
+    [
+        ({"kind": "adam", "lr": "auto"}, "mqtt", "is chosen by the engines local and ray as yet"),
+        ({"kind": "adam", "lr": "automatic"}, "local", "expected a number, got text"),
+        ({"kind": "lion", "lr": "auto"}, "local", 'kind of adam, sgd beside lr = "auto", got lion'),
+    ],
+)
+def test_a_rate_that_cannot_be_chosen(federation, tmp_path, optimiser, engine, message):
+    given = replace(federation, settings={"optimiser": optimiser}, folder=tmp_path / "run")
+    with pytest.raises(InputError, match=re.escape(message)):
+        given.run(engine)
+
+
+def test_clients_with_too_few_examples_choose_no_rate(federation, tmp_path):
+    few = {
+        name: replace(data, x_train=data.x_train[:2], y_train=data.y_train[:2])
+        for name, data in federation.clients.items()
+    }
+    settings = {"optimiser": {"kind": "adam", "lr": "auto"}}
+    given = replace(federation, clients=few, settings=settings, folder=tmp_path / "run")
+    with pytest.raises(InputError, match=r"no device could try .* give optimiser.lr a number"):
+        given.run(workers=1)
 
 
 def test_a_bundle_that_cannot_train_alone_is_told_before_anybody_trains(clients, tmp_path):

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -29,6 +30,7 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, open_personal
 from protofleet.edge.join import open_learner
+from protofleet.federation.calibration import LADDERS, check_ratios, try_rates
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config
@@ -382,6 +384,28 @@ def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation,
     for client_id in case.data:
         store = federation.folder / f"store-{client_id}"
         _check_personal(case, client_id, store, expected.clients[client_id])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_strategy_tries_a_ladder_of_rates(name, exported):
+    """By its own client half, twice the same, and the rate matters to who has enough examples."""
+    export, _ = exported
+    case = _case(name, _ENTRIES[name], export)
+    strategy = case.strategy
+    server = strategy.server_init(case.bundle.model(), server_rng(_SEED, 0))
+    rates = LADDERS[msgspec.to_builtins(strategy.settings)["optimiser"]["kind"]]
+    for client_id in (_DEVICES[0], _DEVICES[2]):
+        payload = strategy.downlink(server, client_id)
+        told = [
+            try_rates(
+                case.learner(client_id).rate_tester(1), strategy, payload, seed=_SEED, rates=rates
+            )
+            for _ in range(2)
+        ]
+        np.testing.assert_array_equal(*told)
+        check_ratios(told[0])
+        assert np.ptp(told[0]) > 0.002
 
 
 @pytest.mark.slow(seconds=10)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from protofleet.federation.calibration import choose
 from protofleet.federation.outcome import OwnerOutcome, outcome_of, owner_outcome
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.federation.trouble import LossWatch, troubles
+from protofleet.federation.trouble import LossWatch, of_calibration, troubles
 from protofleet.strategies.scores import confusion
 
 
@@ -94,3 +95,18 @@ def test_models_that_always_name_one_class():
     assert troubles(rounds[:2], lazy) == ()
     clever = outcome_of("classification", [owner(n, lambda t: t) for n in "ab"])
     assert troubles(rounds, clever) == ()
+
+
+@pytest.mark.parametrize(
+    ("ratios", "told"),
+    [
+        ((0.9, 0.5, 0.4), "0.1, is the largest that was tried"),
+        ((0.9, 1.5, 1.4), "0.001, is the smallest that was tried"),
+        ((0.9, 0.5, 0.8), None),
+    ],
+)
+def test_a_rate_at_the_end_of_its_ladder(ratios, told):
+    found = of_calibration(choose("adam", (0.001, 0.01, 0.1), [np.array(ratios)]))
+    assert (found is None) == (told is None)
+    if found is not None:
+        assert found.what == f"the learning rate that was chosen, {told}"

@@ -156,8 +156,7 @@ class Federation:
                 "folder, or remove it"
             )
         _write_data(clients, job)
-        names = tuple(sorted(self.clients))
-        strategy = plan.strategy.description.name
+        names, strategy = tuple(sorted(self.clients)), plan.strategy.description.name
         save_facts(folder, RunFacts(strategy=strategy, settings=plan.settings, clients=names))
         done = load_run(folder)
         if done is None or not done.finished or _goes_on(done, job):

@@ -15,6 +15,7 @@ from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.store import MethodResult
+from protofleet.federation.calibration import Calibration, with_rate
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome, beside_alone
 from protofleet.federation.records import (
@@ -27,7 +28,7 @@ from protofleet.federation.records import (
     save_record,
 )
 from protofleet.federation.suitability import build_for
-from protofleet.federation.trouble import troubles
+from protofleet.federation.trouble import of_calibration, troubles
 from protofleet.strategies.tasks import METRICS
 from protofleet.strategies.types import ClientState, Strategy
 from protofleet.tensors import Network, TensorMap, blobs
@@ -65,6 +66,7 @@ class Results:
             and now on their own test examples, how many are better off and how many worse; None
             where nobody has told.
         early_end: why there are fewer rounds than were asked for; None: there are not.
+        calibration: how the learning rate was chosen; None: the settings have one.
         devices: what each device paid, by its own account; empty where there were no devices.
     """
 
@@ -76,6 +78,7 @@ class Results:
     last: Scores
     outcome: Outcome | None = None
     early_end: EarlyEnd | None = None
+    calibration: Calibration | None = None
     devices: tuple[DeviceRecord, ...] = ()
 
     def __str__(self) -> str:
@@ -85,9 +88,12 @@ class Results:
         if idle:
             lines.append(f"in {idle} of them no client had training examples: nothing was learnt")
         lines += [] if self.outcome is None else self.outcome.lines()
+        lines += [] if self.calibration is None else [self.calibration.text]
         lines += [] if self.early_end is None else [self.early_end.text]
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
-        lines += [f"warning: {one}" for one in troubles(self.rounds, self.outcome)]
+        edge = None if self.calibration is None else of_calibration(self.calibration)
+        found = troubles(self.rounds, self.outcome)
+        lines += [f"warning: {one}" for one in ((edge,) if edge else ()) + found]
         return "\n".join(lines)
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -171,7 +177,9 @@ class Results:
 
     def _strategy(self, bundle: Bundle) -> tuple[Strategy, RunFacts]:
         facts = load_record(self.folder / _RUN, RunFacts)
-        strategy = build_for(bundle.manifest, bundle.model(), facts.strategy, facts.settings)
+        chosen = self.calibration
+        settings = facts.settings if chosen is None else with_rate(facts.settings, chosen.lr)
+        strategy = build_for(bundle.manifest, bundle.model(), facts.strategy, settings)
         return strategy, facts
 
     def _opened(self, bundle: Bundle, network: Network, **fields: Any) -> OpenedModel:
@@ -224,6 +232,7 @@ def _results(
         last=record.last,
         outcome=outcome,
         early_end=record.early_end,
+        calibration=record.calibration if isinstance(record, MethodResult) else None,
         devices=devices,
     )
 

@@ -7,18 +7,21 @@ coordinator's, so a run gives the scores of the same run over MQTT.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.attacks import Hostile, Sent, lied
+from protofleet.experiments.calibrating import calibrate
 from protofleet.experiments.diagnostics import diagnosis
 from protofleet.experiments.progress import (
     ClientProgress,
@@ -31,6 +34,7 @@ from protofleet.experiments.progress import (
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
 from protofleet.experiments.workers import OpenWorkers, Workers
+from protofleet.federation.calibration import Calibration, with_rate
 from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
@@ -81,18 +85,26 @@ def run_local(
     Raises:
         InputError: the strategy, its settings, the model and the data do not fit.
     """
-    plan = job.plan()
-    if job.method.hostile and not plan.config.codec.is_raw:
+    declared = job.plan()
+    if job.method.hostile and not declared.config.codec.is_raw:
         raise InputError(
             f"method '{job.method.label}': liars send raw tensors; leave its codec out"
         )
-    run, stored = _restored(job, plan, engine)
+    run, stored = _restored(job, declared, engine)
+    calibration = _calibration(job, declared, engine, opened)
+    plan = declared if calibration is None else declared.calibrated(calibration.lr)
+
+    def told(run: RunProgress, *, finished: bool) -> MethodResult:
+        result = job.result(declared, engine, run.rounds, finished=finished)
+        outcome = _outcome(declared, run)
+        return msgspec.structs.replace(result, outcome=outcome, calibration=calibration)
+
     for one in run.rounds:
         watch(one)
     simulation = _Engine(job, plan)
     with (
         opened(_spec(job, plan), stored, job.folder / _STATES) as workers,
-        _Saving(job, plan, engine, workers) as saving,
+        _Saving(job.folder, told, workers) as saving,
     ):
         for reached in simulation.rounds(run, workers):
             run = reached
@@ -100,14 +112,7 @@ def run_local(
             watch(run.rounds[-1])
         if keep:
             saving.save(run)
-    result = job.result(
-        plan,
-        engine,
-        run.rounds,
-        finished=True,
-        outcome=_outcome(plan, run),
-        early_end=simulation.early_end,
-    )
+    result = msgspec.structs.replace(told(run, finished=True), early_end=simulation.early_end)
     save_result(job.folder, result)
     if not keep:
         remove_checkpoint(job.folder)
@@ -118,13 +123,28 @@ def _outcome(plan: Plan, run: RunProgress) -> Outcome | None:
     return outcome_of(plan.bundle.manifest.task, (one.owner for one in run.clients.values()))
 
 
+def _calibration(
+    job: Job, declared: Plan, engine: Engine, opened: OpenWorkers
+) -> Calibration | None:
+    """How the rate was chosen, or is chosen now; None: the settings have one."""
+    if not declared.rates:
+        return None
+    before, identity = load_run(job.folder), job.identity(declared, engine)
+    if before is not None and before.identity == identity and before.calibration is not None:
+        return before.calibration
+    found = calibrate(job, declared, _spec(job, declared), opened, job.folder / _STATES)
+    result = job.result(declared, engine, (), finished=False)
+    save_result(job.folder, msgspec.structs.replace(result, calibration=found))
+    return found
+
+
 def _spec(job: Job, plan: Plan) -> WorkerSpec:
     hostile = job.method.hostile
     return WorkerSpec(
         label=job.method.label,
         bundle=job.bundle,
         strategy=plan.strategy.description.name,
-        settings=plan.settings,
+        settings=with_rate(plan.settings, plan.rates[0]) if plan.rates else plan.settings,
         clients=job.clients,
         pooled=job.data.pooled,
         flipped=job.liars if hostile and hostile.attack == "label_flip" else frozenset(),
@@ -417,8 +437,8 @@ def _owner(value: NDArray[Any]) -> NDArray[Any]:
 class _Saving:
     """Checkpoints now and then, and when the run ends before its last round, however it does."""
 
-    def __init__(self, job: Job, plan: Plan, engine: Engine, workers: Workers) -> None:
-        self._job, self._plan, self._engine, self._workers = job, plan, engine, workers
+    def __init__(self, folder: Path, told: Callable[..., MethodResult], workers: Workers) -> None:
+        self._folder, self._told, self._workers = folder, told, workers
         self._unsaved: RunProgress | None = None
         self._saved_s = time.monotonic()
 
@@ -438,12 +458,10 @@ class _Saving:
 
     def save(self, run: RunProgress) -> None:
         """Results first: a checkpoint is of no use without the rounds that led to it."""
-        job, plan, engine = self._job, self._plan, self._engine
         stored = self._workers.stored({name: one.round_id for name, one in run.clients.items()})
-        outcome = _outcome(plan, run)
-        done = job.result(plan, engine, run.rounds, finished=False, outcome=outcome)
-        save_result(job.folder, done)
-        save_checkpoint(job.folder, run, stored, job.identity(plan, engine))
+        done = self._told(run, finished=False)
+        save_result(self._folder, done)
+        save_checkpoint(self._folder, run, stored, done.identity)
 
 
 def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:

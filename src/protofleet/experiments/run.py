@@ -17,8 +17,7 @@ from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
-from protofleet.federation.early_stopping import NEVER, EarlyEnd, StopSettings
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.early_stopping import NEVER, StopSettings
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
 from protofleet.federation.schedule_settings import ScheduleSettings
@@ -158,15 +157,13 @@ class Job:
         ]
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
-    def result(  # noqa: PLR0913 - what a result has, each named at the call
+    def result(
         self,
         plan: Plan,
         engine: Engine,
         rounds: tuple[RoundRecord, ...],
         *,
         finished: bool,
-        outcome: Outcome | None = None,
-        early_end: EarlyEnd | None = None,
     ) -> MethodResult:
         """The result of the rounds so far."""
         final = next((one.scores for one in rounds if one.final), None)
@@ -181,8 +178,6 @@ class Job:
             rounds=rounds,
             scores=run_scores(one.scores for one in rounds),
             last=last_scores((one.scores for one in rounds if not one.final), final),
-            outcome=outcome,
-            early_end=early_end,
             clients=len(self.clients),
             parameters=plan.model.params.layout.size,
             digest=digest(self.experiment, self.method),

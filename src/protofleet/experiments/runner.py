@@ -242,7 +242,9 @@ def _completed(job: Job, result: MethodResult, options: RunOptions) -> MethodRes
     """The result with what training does not tell, looked up unless it was before."""
     found: dict[str, Any] = {}
     if not result.settings:
-        found["settings"] = msgspec.to_builtins(job.plan().strategy.settings)
+        plan, chosen = job.plan(), result.calibration
+        plan = plan if chosen is None else plan.calibrated(chosen.lr)
+        found["settings"] = msgspec.to_builtins(plan.strategy.settings)
     if result.evaluation_data is None:
         found["evaluation_data"] = evaluation_data(job.data)
     if options.memory and result.peak_bytes is None:

@@ -9,6 +9,7 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
+from protofleet.federation.calibration import Calibration
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome
 from protofleet.federation.records import Metrics, RoundRecord, Scores, save_record
@@ -44,6 +45,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         last: as each section was scored last (``federation.scores.last_scores``).
         outcome: what the run has done for the clients' owners so far; None: not told.
         early_end: why it has fewer rounds than it was to have; None: it has them.
+        calibration: how its learning rate was chosen; None: its settings have one.
         clients: number of clients.
         parameters: number of trained values of the model.
         peak_bytes: largest resident memory of a device's process (``memory.measure_memory``);
@@ -67,6 +69,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     last: Scores = Scores()
     outcome: Outcome | None = None
     early_end: EarlyEnd | None = None
+    calibration: Calibration | None = None
     clients: int = 0
     parameters: int = 0
     peak_bytes: int | None = None

@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from protofleet.federation.calibration import RATIOS, RateTester, try_rates
 from protofleet.federation.coding import (
     decode_payload,
     encode_update,
@@ -41,6 +42,7 @@ class RoundConfig:
         codec: of the update.
         sends: what the client is to tell beside its tensors.
         work: share of the local training that is asked for, above 0 up to 1.
+        rates: of a calibration: what it is to try in the place of training; empty: it is to train.
     """
 
     round_id: int
@@ -49,6 +51,7 @@ class RoundConfig:
     codec: Codec = field(default_factory=Codec)
     sends: Sends = field(default_factory=Sends)
     work: float = 1.0
+    rates: tuple[float, ...] = ()
 
     def work_with(self, strategy: Strategy) -> float:
         """The share that is done: all of it where the strategy allows no less."""
@@ -119,6 +122,19 @@ class LocalLearner(Protocol):
     @property
     def model(self) -> Model:
         """The bundle's initial values."""
+        ...
+
+    @property
+    def device_id(self) -> str:
+        """Of the client."""
+        ...
+
+    def num_examples(self, round_id: int) -> int:
+        """Training samples in a round's data."""
+        ...
+
+    def rate_tester(self, round_id: int) -> RateTester | None:
+        """Trains without some of a round's training examples, and scores on those."""
         ...
 
     def train(
@@ -201,6 +217,8 @@ def train_round(
             memory is as it was and is to be kept.
     """
     order = received.order
+    if order.rates:
+        return _calibrated(learner, strategy, memory, received, costs=costs)
     work = order.work_with(strategy)
     state, update = learner.train(
         strategy, memory.state, received.payload, seed=order.seed, work=work
@@ -229,6 +247,40 @@ def train_round(
         parts=encoded.parts,
         # A raw update names nothing, and a hash takes as long as a small model's step.
         coding=encoded.coding("" if order.codec.is_raw else received.reference),
+    )
+
+
+def _calibrated(
+    learner: LocalLearner,
+    strategy: Strategy,
+    memory: ClientMemory,
+    received: ReceivedPayload,
+    *,
+    costs: Callable[[ClientState], Costs],
+) -> TrainedRound:
+    """Try learning rates, or abstain; what the client keeps stays as it is."""
+    order = received.order
+    tester = learner.rate_tester(order.round_id)
+    ratios = None
+    if tester is not None:
+        ratios = try_rates(tester, strategy, received.payload, seed=order.seed, rates=order.rates)
+    update = Update(
+        client_id=learner.device_id,
+        round_id=order.round_id,
+        num_examples=learner.num_examples(order.round_id),
+        tensors={} if ratios is None else {RATIOS: ratios},
+    )
+    state = memory.state or strategy.client_init(learner.model)
+    spent = costs(state)
+    with learner.phase("encode"):
+        encoded = encode_update(update, spent, {}, Codec(), {}, sends=order.sends)
+    return TrainedRound(
+        state=state,
+        residual=memory.residual,
+        update=update,
+        costs=spent,
+        parts=encoded.parts,
+        coding=encoded.coding(""),
     )
 
 

@@ -11,15 +11,21 @@ import msgspec
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.buffered import BufferedSchedule
+from protofleet.federation.calibration import is_auto, ladder_of, with_rate
 from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
 from protofleet.federation.schedule import Schedule
-from protofleet.federation.settings import AggregationSettings, CohortSettings, FederationConfig
+from protofleet.federation.settings import (
+    AggregationSettings,
+    CohortSettings,
+    FederationConfig,
+    StrategySettings,
+)
 from protofleet.federation.staleness import Mixing
 from protofleet.federation.suitability import build_for
 from protofleet.federation.synchronous import SynchronousSchedule
-from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.training import check_batch_sizes
@@ -37,6 +43,8 @@ class Plan:
         model: the bundle's initial values.
         strategy: built with ``settings``.
         settings: the bundle's, overridden by the file's; they travel with every task.
+        rates: of which a calibration has to choose one before ``strategy`` can train; empty: the
+            settings have one. Until then it is built with the smallest.
         aggregator: how the clients' vectors become one.
         sends: what devices tell beside their tensors.
         privacy: of the noise in ``strategy``; None: there is none.
@@ -47,6 +55,7 @@ class Plan:
     model: Model
     strategy: Strategy
     settings: dict[str, Any]
+    rates: tuple[float, ...] = ()
     aggregator: Aggregator
     sends: Sends = field(default_factory=Sends)
     privacy: Privacy | None = None
@@ -85,6 +94,17 @@ class Plan:
             buffer=config.schedule.buffer,
             concurrency=config.schedule.concurrency,
         )
+
+    def calibrated(self, lr: float) -> Plan:
+        """The same with a learning rate that was chosen.
+
+        Raises:
+            InputError: the strategy takes no such rate.
+        """
+        chosen = StrategySettings(
+            name=self.strategy.description.name, settings=with_rate(self.settings, lr)
+        )
+        return make_plan(msgspec.structs.replace(self.config, strategy=chosen))
 
     def with_rounds(self, rounds: int) -> Plan:
         """The same with another number of rounds."""
@@ -127,7 +147,9 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
-    strategy = build_for(bundle.manifest, model, name, settings)
+    settings, rates = _calibrated(name, settings, model)
+    started = with_rate(settings, rates[0]) if rates else settings
+    strategy = build_for(bundle.manifest, model, name, started)
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
     check_batch_sizes(strategy.settings, min_batch)
     aggregator = _aggregator(config.aggregation, strategy.description)
@@ -141,10 +163,27 @@ def make_plan(config: FederationConfig) -> Plan:
         model=model,
         strategy=strategy,
         settings=settings,
+        rates=rates,
         aggregator=aggregator,
         sends=sends,
         privacy=privacy,
     )
+
+
+def _calibrated(
+    name: str, settings: dict[str, Any], model: Model
+) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """Settings with the optimiser's kind, and the rates to choose from; none: they have one."""
+    if not is_auto(settings):
+        return settings, ()
+    optimiser = settings["optimiser"]
+    if "kind" not in optimiser:
+        default = build(name, {k: v for k, v in settings.items() if k != "optimiser"}, model)
+        own = msgspec.to_builtins(default.settings).get("optimiser") or {}
+        optimiser = {"kind": own.get("kind"), **optimiser}
+    settings = {**settings, "optimiser": optimiser}
+    _, rates = ladder_of(settings)
+    return settings, rates
 
 
 def _check_participation(config: FederationConfig, strategy: Strategy) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from protofleet.federation.calibration import Calibration
 from protofleet.federation.outcome import MARGIN, Outcome
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.tasks import METRICS
@@ -43,6 +44,19 @@ def troubles(rounds: Sequence[RoundRecord], outcome: Outcome | None) -> tuple[Tr
     return (
         *(() if of_losses is None else (of_losses,)),
         *(() if outcome is None else _of_owners(rounds, outcome)),
+    )
+
+
+def of_calibration(chosen: Calibration) -> Trouble | None:
+    """What to tell of a learning rate that was chosen; None: nothing."""
+    if not chosen.at_edge:
+        return None
+    largest = chosen.lr == chosen.rates[-1]
+    return Trouble(
+        what=f"the learning rate that was chosen, {chosen.lr:g}, is the "
+        f"{'largest' if largest else 'smallest'} that was tried",
+        remedy=f"a {'larger' if largest else 'smaller'} number for optimiser.lr may do better; "
+        "where none helps, look at the labels and at the scale of the inputs",
     )
 
 

@@ -1,0 +1,279 @@
+"""A learning rate that fits: devices try a ladder of rates, and the server chooses one of them.
+
+Each device trains one local round with every rate, with the strategy's own client half and without
+a quarter of its training examples, and tells by how much that changes the loss on that quarter.
+What travels is a ratio for each rate and nothing of a model. Why not parameter-free optimisers, and
+what the choice loses against a grid: ``docs/calibration.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, RefusedError
+from protofleet.strategies.training import DivergedError
+from protofleet.strategies.types import (
+    ClientState,
+    Evaluation,
+    Payload,
+    Score,
+    Strategy,
+    TensorForm,
+    TensorForms,
+    Update,
+)
+from protofleet.tensors import Model, Network
+
+AUTO = "auto"
+"""In the place of ``optimiser.lr``."""
+OptimiserKind = Literal["adam", "sgd"]
+LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
+    "adam": (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1),
+    "sgd": (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
+}
+"""Rates that are tried, ascending: half a power of ten apart, which is finer than what matters."""
+WORST = 10.0
+"""Ratio of a rate with which training has made the loss so much larger, or has diverged."""
+RATIOS = "ratios"
+"""The only tensor that travels."""
+_HELD_OUT = 4
+"""Of so many training examples of a class one is held out."""
+_ENOUGH_WORSE = 2
+"""After so many rates in a row that do worse than the best one the larger ones are not tried."""
+_TRIM = 0.1
+"""Share of the devices that is left out at either end, for each rate."""
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run's learning rate was chosen.
+
+    Attributes:
+        kind: of the optimiser.
+        rates: that were tried, ascending.
+        ratios: over the devices, of each: loss on held-out examples after a local round divided
+            by the loss before; a trimmed mean.
+        devices: of how many.
+        lr: the one with the least ratio.
+    """
+
+    kind: OptimiserKind
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+    devices: int
+    lr: float
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether a rate beyond the ladder may be better still."""
+        return self.lr in (self.rates[0], self.rates[-1])
+
+    @property
+    def text(self) -> str:
+        """For people, in a line."""
+        devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
+        ratio = self.ratios[self.rates.index(self.lr)]
+        return (
+            f"learning rate {self.lr:g} ({self.kind}), chosen by {devices} from "
+            f"{len(self.rates)} between {self.rates[0]:g} and {self.rates[-1]:g}: a local round makes "
+            f"the loss on held-out examples {ratio:.2g} times what it was"
+        )
+
+
+class RateTester(Protocol):
+    """A learner that has held out a part of its training examples (``edge.training.Learner``)."""
+
+    @property
+    def model(self) -> Model:
+        """The bundle's initial values, from which a first round starts."""
+        ...
+
+    def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
+        """The strategy ``name`` for the bundle's model."""
+        ...
+
+    def train(
+        self,
+        strategy: Strategy,
+        state: ClientState | None,
+        payload: Payload,
+        *,
+        seed: int,
+        work: float = 1.0,
+    ) -> tuple[ClientState, Update]:
+        """One local round without the held-out examples."""
+        ...
+
+    def evaluate(self, network: Network, *, score: Score | None = None) -> Evaluation:
+        """Statistics and loss on the held-out examples."""
+        ...
+
+
+def is_auto(settings: Mapping[str, Any]) -> bool:
+    """Whether a strategy's settings leave the learning rate to a calibration."""
+    optimiser = settings.get("optimiser")
+    return isinstance(optimiser, Mapping) and optimiser.get("lr") == AUTO
+
+
+def with_rate(settings: Mapping[str, Any], rate: float) -> dict[str, Any]:
+    """The settings with a number in the place of the optimiser's rate."""
+    return {**settings, "optimiser": {**settings["optimiser"], "lr": rate}}
+
+
+def ladder_of(settings: Mapping[str, Any]) -> tuple[OptimiserKind, tuple[float, ...]]:
+    """The kind of the optimiser, and the rates that are tried for it.
+
+    Raises:
+        InputError: there is no ladder for such an optimiser.
+    """
+    kind = settings["optimiser"].get("kind")
+    if kind not in LADDERS:
+        raise InputError(
+            f'optimiser: expected a kind of {", ".join(LADDERS)} beside lr = "{AUTO}", got {kind}'
+        )
+    return kind, LADDERS[kind]
+
+
+def forms_of(rates: Sequence[float]) -> TensorForms:
+    """What the update of a calibration holds; without it its device abstains."""
+    return TensorForms(optional={RATIOS: TensorForm((len(rates),), "float64")})
+
+
+def held_out(y: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Which training examples to hold out: the last quarter of each class, in their order.
+
+    In order, as neighbouring windows of a stream overlap.
+
+    Args:
+        y: ``(n,)`` class indices, or ``(n, T)`` targets.
+
+    Returns:
+        ``(n,)``; None: there are too few examples to hold out one and to train on others.
+    """
+    labels = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+    chosen = np.zeros(len(y), np.bool_)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        chosen[of_class[len(of_class) - len(of_class) // _HELD_OUT :]] = True
+    return chosen if chosen.any() else None
+
+
+def try_rates(
+    tester: RateTester, strategy: Strategy, payload: Payload, *, seed: int, rates: Sequence[float]
+) -> NDArray[np.float64] | None:
+    """What each rate does to the loss on held-out examples.
+
+    A strategy of which a first round trains nothing (APPLE) tries them as if each device were
+    alone.
+
+    Args:
+        tester: trains and scores.
+        strategy: of the federation, with any rate.
+        payload: of the round, from which a local round starts.
+        seed: of the federation; every rate sees the same batches.
+        rates: ascending.
+
+    Returns:
+        ``(len(rates),)`` the loss after a local round, divided by the loss before, at most
+        ``WORST``. Rates beyond one that is hopeless, or beyond two in a row that do worse than the
+        best, are not tried, and have the largest ratio of those that were. None: the loss before is
+        no number above 0, so that nothing can be compared.
+    """
+    start = tester.evaluate(tester.model.network).own_loss
+    if not 0 < start < math.inf:
+        return None
+    found = _climbed(tester, strategy, payload, seed=seed, rates=rates, start=start)
+    if len(set(found)) == 1 and found[0] < WORST:
+        plain = _plain(tester, strategy)
+        found = _climbed(tester, plain, payload, seed=seed, rates=rates, start=start)
+    return np.array([*found, *[max(found)] * (len(rates) - len(found))])
+
+
+def _climbed(  # noqa: PLR0913 - what ``try_rates`` has, and the loss before
+    tester: RateTester,
+    strategy: Strategy,
+    payload: Payload,
+    *,
+    seed: int,
+    rates: Sequence[float],
+    start: float,
+) -> list[float]:
+    """Ratios up to where no larger rate needs to be tried."""
+    name, settings = strategy.description.name, msgspec.to_builtins(strategy.settings)
+    found: list[float] = []
+    for rate in rates:
+        candidate = tester.strategy(name, with_rate(settings, rate))
+        found.append(_ratio(tester, candidate, payload, seed, start))
+        worse = found[len(found) - _ENOUGH_WORSE :]
+        if found[-1] >= WORST or (len(found) > _ENOUGH_WORSE and min(worse) > min(found)):
+            break
+    return found
+
+
+def _plain(tester: RateTester, strategy: Strategy) -> Strategy:
+    """Training alone, for a strategy that trains nothing in its first round."""
+    known = tester.strategy("local", {}).settings.__struct_fields__
+    own = msgspec.to_builtins(strategy.settings)
+    return tester.strategy("local", {name: own[name] for name in known if name in own})
+
+
+def _ratio(
+    tester: RateTester, strategy: Strategy, payload: Payload, seed: int, start: float
+) -> float:
+    try:
+        state, _ = tester.train(strategy, None, payload, seed=seed)
+    except DivergedError:
+        return WORST
+    loss = _loss(tester, strategy, state)
+    return min(loss / start, WORST) if math.isfinite(loss) else WORST
+
+
+def _loss(tester: RateTester, strategy: Strategy, state: ClientState) -> float:
+    network, score = strategy.client_model(state), strategy.client_score(state)
+    return tester.evaluate(network, score=score).own_loss
+
+
+def check_ratios(ratios: NDArray[np.float64]) -> None:
+    """Raise RefusedError, rule ``calibration``, for numbers that no device measures."""
+    if not (np.isfinite(ratios).all() and (ratios >= 0).all() and (ratios <= WORST).all()):
+        raise RefusedError(
+            "calibration",
+            f"calibration: expected ratios from 0 to {WORST:g}, got {ratios.tolist()}",
+        )
+
+
+def choose(
+    kind: OptimiserKind, rates: Sequence[float], told: Sequence[NDArray[np.float64]]
+) -> Calibration:
+    """The rate with the least mean ratio; of equal ones the smallest.
+
+    Args:
+        kind: of the optimiser.
+        rates: that were tried, ascending.
+        told: each device's ratios, of ``try_rates``. Of each rate a tenth of the devices, at least
+            one where there are five or more, is left out at either end, so that one that lies
+            moves little.
+
+    Raises:
+        InputError: no device has told any.
+    """
+    if not told:
+        raise InputError(
+            "calibration: no device could try learning rates, for which it takes four training "
+            "examples of a class; give optimiser.lr a number"
+        )
+    ordered = np.sort(np.stack(told), axis=0)
+    cut = math.ceil(_TRIM * len(told)) if len(told) >= 5 else 0
+    means = ordered[cut : len(told) - cut].mean(axis=0)
+    return Calibration(
+        kind=kind,
+        rates=tuple(rates),
+        ratios=tuple(round(float(one), 6) for one in means),
+        devices=len(told),
+        lr=rates[int(np.argmin(means))],
+    )
