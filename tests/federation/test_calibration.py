@@ -41,8 +41,8 @@ def test_the_rate_with_the_least_mean_ratio_is_chosen():
     assert (found.lr, found.devices, found.at_edge) == (0.03, 3, False)
     assert found.ratios[0] == pytest.approx((2 * 0.98 + 1.2) / 3, abs=1e-6)
     assert found.text == (
-        "learning rate 0.03 (adam), chosen by 3 devices from 7 between 0.0001 and 0.1: a local round "
-        "makes the loss on held-out examples 0.71 times what it was"
+        "learning rate 0.03 (adam), chosen by 3 devices from 7 between 0.0001 and 0.1: a local "
+        "round makes the loss on held-out examples 0.71 times what it was"
     )
     alike = choose("sgd", LADDERS["sgd"], [np.ones(7)])
     assert (alike.lr, alike.at_edge) == (0.001, True)

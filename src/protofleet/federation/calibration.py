@@ -80,8 +80,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         ratio = self.ratios[self.rates.index(self.lr)]
         return (
             f"learning rate {self.lr:g} ({self.kind}), chosen by {devices} from "
-            f"{len(self.rates)} between {self.rates[0]:g} and {self.rates[-1]:g}: a local round makes "
-            f"the loss on held-out examples {ratio:.2g} times what it was"
+            f"{len(self.rates)} between {self.rates[0]:g} and {self.rates[-1]:g}: a local round "
+            f"makes the loss on held-out examples {ratio:.2g} times what it was"
         )
 
 
