@@ -23,9 +23,9 @@ from protofleet.edge.log_tail import log_tail
 from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
 from protofleet.edge.participation import watch_policy
+from protofleet.edge.rehearsal import rehearse
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
-from protofleet.edge.trial import rehearse
 from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends

@@ -11,48 +11,52 @@ import pytest
 from protofleet.cli._trial_text import to_text
 from protofleet.datasets import load_device_data
 from protofleet.edge import LocalData, try_bundle
-from protofleet.edge.trial import COMPARED_STEPS, RANGE_STEPS
+from protofleet.edge.join import open_learner
 from protofleet.errors import InputError
+from protofleet.federation.calibration import LADDERS, try_rates
 from protofleet.strategies import build
 
 
 def _try(world, optimiser=None, **changes):
     own = load_device_data(world.data(1))
     data = LocalData(own=replace(own, **changes) if changes else own)
-    steps = []
+    told = []
     trial = try_bundle(
         world.bundle,
         data,
         optimiser=optimiser,
         threads=1,
         backend="onnx",
-        progress=lambda done, _total: steps.append(done),
+        progress=lambda done, total: told.append((done, total)),
     )
-    assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) <= RANGE_STEPS + 5 * COMPARED_STEPS
+    assert told == [(number, len(trial.ratios)) for number in range(1, trial.tried + 1)]
     return trial
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_the_advised_rate_is_the_smallest_that_gains_almost_as_much_as_the_best(world, kind):
+def test_it_is_one_device_s_part_of_a_calibration(world, kind):
+    """The same ratios as a device tells the coordinator, and the least is advised."""
     trial = _try(world, kind)
-    gains = {rate: trial.start_loss - loss for rate, loss in trial.compared.items()}
-    enough = [rate for rate, gain in gains.items() if gain >= 0.8 * max(gains.values())]
-    assert trial.learning_rate == min(enough)
-    assert gains[trial.learning_rate] > 0.1
-    assert (trial.kind, trial.examples, trial.objective) == (kind, 40, "cross_entropy")
+    assert set(LADDERS[kind]) <= trial.ratios.keys()
+    assert trial.learning_rate == min(trial.ratios, key=trial.ratios.get)
+    data = LocalData(own=load_device_data(world.data(1)))
+    learner = open_learner(world.bundle, data, threads=1, device_id="trial")
+    declared = world.bundle.manifest.strategy
+    strategy = learner.strategy(declared.name, {**declared.settings, "optimiser": {"kind": kind}})
+    server = strategy.server_init(learner.model, np.random.default_rng(0))
+    told = try_rates(
+        learner.rate_tester(1),
+        strategy,
+        strategy.downlink(server, "trial"),
+        seed=0,
+        rates=tuple(trial.ratios),
+    )
+    np.testing.assert_allclose(list(trial.ratios.values()), told, atol=1e-6)
+    assert (trial.kind, trial.examples, trial.strategy) == (kind, 40, "fedavg")
+    assert 8 <= trial.held_out <= 10
     assert trial.step_ms.p50 > 0
+    assert trial.round_s > 0
     assert trial.peak_rss_bytes > 1_000_000
-
-
-@pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_a_small_rest_of_examples_does_not_decide(world, kind):
-    """With one batch of 64 and one of 2, the luck of the second made tiny rates look good."""
-    rng = np.random.default_rng(3)
-    x, y = rng.normal(size=(66, 4)).astype(np.float32), rng.integers(0, 3, 66)
-    trial = _try(world, kind, x_train=x, y_train=y)
-    assert trial.learning_rate > 1e-2
-    assert all(loss < trial.start_loss for loss in trial.compared.values())
 
 
 def test_the_last_lines_are_settings_that_the_strategy_takes(world):
@@ -61,16 +65,14 @@ def test_the_last_lines_are_settings_that_the_strategy_takes(world):
     table = tomllib.loads(text[text.index("# into") :])["strategy"]["settings"]
     assert table == {"optimiser": {"kind": trial.kind, "lr": trial.learning_rate}}
     build("fedavg", table, world.bundle.model())
-
-
-def test_the_same_data_give_the_same_advice(world):
-    first, second = _try(world), _try(world)
-    assert (first.curve, first.compared) == (second.curve, second.compared)
+    assert text.count("<- advised") == 1
+    assert text.count("not tried") == len(trial.ratios) - trial.tried
 
 
 def test_data_that_no_rate_can_learn_from_are_named(world):
     own = load_device_data(world.data(1))
-    with pytest.raises(InputError, match=r"check (the|their) "):
+    with pytest.raises(InputError, match="check the data's scale and labels"):
         _try(world, x_train=np.full_like(own.x_train, 3e38))
-    with pytest.raises(InputError, match="expected training examples to try, got none"):
-        _try(world, x_train=own.x_train[:0], y_train=own.y_train[:0])
+    for count in (0, 3):
+        with pytest.raises(InputError, match=f"one is held out, got {count} in all"):
+            _try(world, x_train=own.x_train[:count], y_train=own.y_train[:count])

@@ -12,19 +12,20 @@ if TYPE_CHECKING:
 
 def to_text(trial: Trial) -> str:
     """Some lines; the last ones are TOML."""
-    advised = next(i for i, rate in enumerate(trial.compared) if rate == trial.learning_rate)
     rows = [
-        f"{rate:>10g}  {_loss(loss):>10}  {_note(trial, rate, advised == index)}".rstrip()
-        for index, (rate, loss) in enumerate(trial.compared.items())
+        f"{rate:>10g}  {f'{ratio:.3f}' if number < trial.tried else 'not tried':>9}"
+        f"  {_note(trial, rate)}".rstrip()
+        for number, (rate, ratio) in enumerate(trial.ratios.items())
     ]
     steps = trial.epochs * -(-trial.examples // trial.batch_size)
     times = f"a step {ms_text(trial.step_ms.p50)} ms (95 %: {ms_text(trial.step_ms.p95)})"
     cost = f"a round of {trial.epochs} epochs, {steps} steps: {duration_text(trial.round_s)}"
+    what = f"{trial.strategy} with {trial.kind} on {trial.examples - trial.held_out} examples"
+    score = f"loss on {trial.held_out} held-out ones after a local round, in units of that before"
     return "\n".join(
         (
-            f"{trial.kind} on {trial.examples} examples in batches of {trial.batch_size}",
-            f"{'rate':>10}  {'loss':>10}",
-            f"{'':>10}  {trial.start_loss:>10.4g}  before training",
+            f"{what} in batches of {trial.batch_size}; {score}",
+            f"{'rate':>10}  {'loss':>9}",
             *rows,
             f"{times}; {cost}; memory {byte_text(trial.peak_rss_bytes)} ({trial.backend})",
             "",
@@ -35,10 +36,12 @@ def to_text(trial: Trial) -> str:
     )
 
 
-def _loss(loss: float | None) -> str:
-    return "diverged" if loss is None else f"{loss:.4g}"
-
-
-def _note(trial: Trial, rate: float, is_advised: bool) -> str:
-    notes = ("the bundle's own" if rate == trial.bundle_rate else "", "<- advised" * is_advised)
+def _note(trial: Trial, rate: float) -> str:
+    advised = rate == trial.learning_rate
+    edge = advised and rate in (min(trial.ratios), max(trial.ratios))
+    notes = (
+        "the bundle's own" if rate == trial.bundle_rate else "",
+        "<- advised" if advised else "",
+        "(the last one of the ladder: one beyond may be better)" if edge else "",
+    )
     return "  ".join(filter(None, notes))

@@ -228,9 +228,9 @@ def _tell_predict(store: Path) -> None:
 def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -> None:
     """Find a learning rate on this device's data, and what a round would cost it.
 
-    Trains some hundred steps: with rates that grow until training breaks, then with a few that may
-    be right and with the bundle's own. Nothing is sent or kept. The last lines are for the
-    federation file: one device's advice, so try two or three.
+    Trains a local round with each rate of a ladder and with the bundle's own, and scores it on a
+    quarter of the training examples that is held out. Nothing is sent or kept. The last lines are
+    for the federation file: one device's advice, so try two or three.
     """
     start_process(threads)
     import msgspec
@@ -256,7 +256,7 @@ def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -
 def _progress(done: int, total: int) -> None:
     if sys.stderr.isatty():
         end = "\n" if done == total else ""
-        click.echo(f"\rstep {done} of at most {total} ", nl=False, err=True)
+        click.echo(f"\rrate {done} of at most {total} ", nl=False, err=True)
         click.echo(end, nl=False, err=True)
 
 
