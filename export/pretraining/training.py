@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -36,12 +37,17 @@ _log = logging.getLogger(__name__)
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "training.safetensors"
 
+_SCORED = 1000
 _RECENT = 3
 """Of so many last epochs one was the best: the training was cut short."""
 
 _RNG = "rng"
 _MODULE = "module."
 _OPTIMISER = "optimiser."
+
+
+class _NotFiniteError(InputError):
+    """The loss is NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,16 +220,8 @@ def train(  # noqa: PLR0913 - a run has these six things
     training, held_out = _split(data, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        run = _Run(
-            task=task,
-            options=options,
-            folder=folder,
-            provenance=provenance or {},
-            optimiser=torch.optim.Adam(task.module.parameters(), lr=options.lr),
-            result=TrainResult(checkpoint=folder / MODEL_FILE),
-            beta={n: b.clone() for n, b in task.module.named_buffers() if _is_beta(n)},
-            min_batch=_min_batch(task.module, data["x"][:2], len(training["x"]), options),
-        )
+        run = _new_run(task, data, options, folder, len(training["x"]))
+        run.provenance = provenance or {}
         if resume and (folder / STATE_FILE).exists():
             _restore(run)
         patience = options.patience if len(held_out["x"]) else None
@@ -233,6 +231,53 @@ def train(  # noqa: PLR0913 - a run has these six things
     recent = len(held_out["x"]) > 0 and run.result.best_epoch > run.epoch - _RECENT
     improving = recent and not _is_over(run, patience)
     return replace(run.result, epochs=run.epoch, improving=improving)
+
+
+def loss_after(task: TrainTask, data: Inputs, options: TrainOptions, *, steps: int) -> float:
+    """Loss on the held-out examples, or without those on as many others, after so many steps.
+
+    The module is trained as in a first epoch; nothing is saved. NaN: the loss was no longer finite.
+
+    Raises:
+        InputError: as of ``train``, but for the loss.
+    """
+    training, held_out = _split(data, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        run = _new_run(task, data, options, Path(), len(training["x"]))
+        _set_beta(run, scale=0.0)
+        task.module.train()
+        try:
+            for batch in islice(_endless(run, training), steps):
+                _step(run, batch)
+        except _NotFiniteError:
+            return math.nan
+        _set_beta(run, scale=1.0)
+        if not len(held_out["x"]):
+            held_out = {name: values[:_SCORED] for name, values in training.items()}
+        return _validate(run, held_out)[0]
+
+
+def _endless(run: _Run, training: Inputs) -> Iterator[Inputs]:
+    count = len(training["x"])
+    parts = list(spans(count, run.options.batch_size, run.min_batch))
+    while True:
+        yield from _batches(training, torch.randperm(count), parts)
+
+
+def _new_run(
+    task: TrainTask, data: Inputs, options: TrainOptions, folder: Path, count: int
+) -> _Run:
+    return _Run(
+        task=task,
+        options=options,
+        folder=folder,
+        provenance={},
+        optimiser=torch.optim.Adam(task.module.parameters(), lr=options.lr),
+        result=TrainResult(checkpoint=folder / MODEL_FILE),
+        beta={n: b.clone() for n, b in task.module.named_buffers() if _is_beta(n)},
+        min_batch=_min_batch(task.module, data["x"][:2], count, options),
+    )
 
 
 def _is_over(run: _Run, patience: int | None) -> bool:
@@ -313,7 +358,7 @@ def _step(run: _Run, batch: Inputs) -> float:
     loss = run.task.loss(batch)
     value = loss.item()
     if not math.isfinite(value):
-        raise InputError(
+        raise _NotFiniteError(
             f"training: loss is {value} in epoch {run.epoch}; lower --lr or look for values that "
             "are not finite in x"
         )
@@ -394,6 +439,14 @@ def _save(run: _Run) -> None:
         "best": json.dumps({**best, "accuracy": run.result.accuracy}),
     }
     save_checkpoint(run.folder / STATE_FILE, tensors, metadata)
+
+
+def rate_before(folder: Path) -> float | None:
+    """The learning rate of the run that a folder holds; None: it holds none."""
+    if not (folder / STATE_FILE).exists():
+        return None
+    _, metadata = load_checkpoint(folder / STATE_FILE)
+    return float(json.loads(metadata["identity"])["lr"])
 
 
 def _restore(run: _Run) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from protofleet.export.methods import choose_methods
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.pretraining import training
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
+from protofleet.export.pretraining.rates import find_rate
 from protofleet.export.pretraining.training import TrainOptions, TrainProgress, TrainResult
 from protofleet.export.tokens import find_tokens, table_rows, takes_tokens
 from protofleet.strategies.tasks import TASKS
@@ -53,7 +55,7 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
     targets: Sequence[str] = (),
     epochs: int = 100,
     patience: int | None = 10,
-    lr: float = 0.002,
+    lr: float | None = None,
     batch_size: int = 64,
     validation: float = 0.1,
     seed: int = 1,
@@ -77,7 +79,8 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
         targets: the same where the task has no classes.
         epochs: most passes over the training part.
         patience: passes without a better validation loss after which it ends; None: it makes all.
-        lr: learning rate of Adam.
+        lr: learning rate of Adam; None: the one that does best in some steps of a few rates
+            (``export.pretraining.rates``), or, with ``resume``, that of the run before.
         batch_size: examples per step.
         validation: share of the examples held out, which decides on the best epoch; 0 for none.
         seed: of the split, the order, masks and dropout.
@@ -95,13 +98,14 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
             the loss is no longer finite.
     """
     place = Path(folder)
+    rate = training.rate_before(place) if lr is None else lr
     chosen = TrainOptions(
         epochs=epochs,
         patience=patience,
-        lr=lr,
         batch_size=batch_size,
         validation=validation,
         seed=seed,
+        **({} if rate is None else {"lr": rate}),
     )
     if (place / training.STATE_FILE).exists() and not resume:
         raise InputError(f"'{place}' holds a run: go on with resume, or choose another folder")
@@ -118,6 +122,10 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
         kind = "classes" if task == "classification" else "targets"
         known |= {"task": task, kind: json.dumps(names)}
     data = {key: torch.from_numpy(values) for key, values in arrays.items()}
+    if rate is None:
+        found = find_rate(trained, data, chosen)
+        tell(found.text)
+        chosen = replace(chosen, lr=found.lr)
     result = training.train(
         trained,
         data,

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="Stop after so many passes without a better validation loss; 0: make all.",
 )
-@click.option("--lr", type=float, default=0.002, show_default=True)
+@click.option(
+    "--lr", type=float, help="Learning rate of Adam; default: tries some, for a few steps each."
+)
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--validation", type=float, default=0.1, show_default=True, help="Share held out.")
 @click.option("--seed", type=int, default=1, show_default=True)
