@@ -19,12 +19,12 @@ from protofleet.bundle import Bundle
 from protofleet.edge.meter import Meter, peak_rss_bytes
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import InputError
-from protofleet.federation.calibration import AUTO, LADDERS, OptimiserKind, try_rates
+from protofleet.federation.calibration import AUTO, try_rates
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs
 from protofleet.strategies import build
-from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.optimisers import LADDERS, Adam, OptimiserKind, Sgd
 from protofleet.strategies.training import Training
 from protofleet.strategies.types import Payload, Strategy
 from protofleet.tensors import Model

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from protofleet.errors import InputError
 from protofleet.export.objectives import Inputs
 from protofleet.export.pretraining.training import TrainOptions, TrainTask, loss_after
-from protofleet.federation.calibration import LADDERS, WORST
+from protofleet.strategies.optimisers import LADDERS
 
 STEPS = 100
 _ENOUGH_WORSE = 2
+_HOPELESS = 10.0
 _ALMOST = 0.97
 """Of the best rate's gain."""
 
@@ -66,7 +67,7 @@ def find_rate(task: TrainTask, data: Inputs, options: TrainOptions) -> RateSearc
             losses[rate] = loss_after(task, data, replace(options, lr=rate), steps=STEPS)
             last = list(losses.values())[-_ENOUGH_WORSE:]
             done = len(losses) > _ENOUGH_WORSE and min(last) > min(losses.values())
-            if done or not losses[rate] < WORST * max(start, 1e-3):
+            if done or not losses[rate] < _HOPELESS * max(start, 1e-3):
                 break
     finally:
         task.module.load_state_dict(before)

@@ -30,7 +30,7 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, open_personal
 from protofleet.edge.join import open_learner
-from protofleet.federation.calibration import LADDERS, check_ratios, try_rates
+from protofleet.federation.calibration import check_ratios, try_rates
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config
@@ -38,6 +38,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.optimisers import LADDERS
 from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
 

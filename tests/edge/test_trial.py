@@ -13,8 +13,9 @@ from protofleet.datasets import load_device_data
 from protofleet.edge import LocalData, try_bundle
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError
-from protofleet.federation.calibration import LADDERS, try_rates
+from protofleet.federation.calibration import try_rates
 from protofleet.strategies import build
+from protofleet.strategies.optimisers import LADDERS
 
 
 def _try(world, optimiser=None, **changes):

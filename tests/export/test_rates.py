@@ -13,7 +13,7 @@ from protofleet.errors import InputError
 from protofleet.export.pretraining.checkpoints import load_checkpoint
 from protofleet.export.pretraining.rates import find_rate
 from protofleet.export.pretraining.training import MODEL_FILE, TrainOptions, supervised
-from protofleet.federation.calibration import LADDERS
+from protofleet.strategies.optimisers import LADDERS
 
 
 def _digits(scale=1.0):

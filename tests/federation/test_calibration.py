@@ -13,7 +13,6 @@ from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.calibration import (
-    LADDERS,
     RATIOS,
     WORST,
     check_ratios,
@@ -28,6 +27,7 @@ from protofleet.federation.calibration import (
 from protofleet.federation.client import ClientMemory, RoundConfig, open_payload, train_round
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs
+from protofleet.strategies.optimisers import LADDERS
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.strategies.optimisers import LADDERS, OptimiserKind
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import (
     ClientState,
@@ -32,12 +33,6 @@ from protofleet.tensors import Model, Network
 
 AUTO = "auto"
 """In the place of ``optimiser.lr``."""
-OptimiserKind = Literal["adam", "sgd"]
-LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
-    "adam": (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1),
-    "sgd": (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
-}
-"""Rates that are tried, ascending: half a power of ten apart, which is finer than what matters."""
 WORST = 10.0
 """Ratio of a rate with which training has made the loss so much larger, or has diverged."""
 RATIOS = "ratios"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,6 +25,12 @@ MOST = 1e9
 MOST_PASSES = 100_000
 """Of passes over a client's examples, and of iterations."""
 MOST_LR = 1e6
+OptimiserKind = Literal["adam", "sgd"]
+LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
+    "adam": (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1),
+    "sgd": (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
+}
+"""Rates that are tried where one is to be found, ascending, half a power of ten apart."""
 
 
 def check_range(name: str, value: float, *, low: float, high: float = MOST) -> None:
