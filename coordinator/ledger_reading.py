@@ -105,6 +105,14 @@ class LedgerReading:
         """Where the run ended before its last round, also if it has gone on since."""
         return to_early_end(self._meta("early_end"))
 
+    def last_commit_s(self) -> float:
+        """When the last round was committed, by the wall clock; 0: none was."""
+        row = self._db.execute(
+            "SELECT opened_s + seconds FROM rounds WHERE phase = 'committed'"
+            " ORDER BY round_id DESC LIMIT 1"
+        ).fetchone()
+        return 0.0 if row is None else float(row[0])
+
     def scores(self, after: int) -> Iterator[tuple[int, Scores]]:
         """Of each aggregated round behind one, in order."""
         rows = self._db.execute(

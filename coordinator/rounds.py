@@ -89,9 +89,12 @@ class Rounds:
         """Go on from where the run ended early, or from where it has gone on since."""
         plan = self.server.plan
         rounds = self._planned if end is None else end.limit(self._planned, plan.config.stop)
+        self._resting: EarlyEnd | None = None
         if end is not None and not end.lifted:
             if rounds < self._planned:
                 self._set_rounds(rounds)
+            elif end.holds(self._planned, plan.config.stop):
+                self._resting = end if end.stop.rest_s else None
             elif rounds > end.after:
                 self._lift(end)
         early = EarlyStopping(plan.config.stop, plan.bundle.manifest.task)
@@ -100,6 +103,7 @@ class Rounds:
         return early
 
     def _lift(self, end: EarlyEnd) -> None:
+        self._resting = None
         self._ledger.run.note_early_end(msgspec.structs.replace(end, lifted=True))
 
     def _make_schedule(self) -> schedule.Schedule:
@@ -117,6 +121,8 @@ class Rounds:
     def resume(self) -> None:
         """Go on from there."""
         self.state, actions = self._resumed()
+        if self.rests(time.time()):
+            self.state = replace(self.state, paused=True)
         if self.state.phase is RoundPhase.OPEN:
             self._reporter.opened(self.state, resumed=True)
         for action in actions:
@@ -337,19 +343,40 @@ class Rounds:
             trouble = self._losses.add(scores.own_loss.mean)
             if trouble is not None:
                 self._sink(events.ResultsTrouble(what=trouble.what, remedy=trouble.remedy))
-        if early is not None:
-            self._set_rounds(round_id)
-            self.tell_early_end()
+        self._end_or_rest(early, scores)
         self.apply(schedule.StateCommitted())
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
+
+    def _end_or_rest(self, early: EarlyEnd | None, scores: Scores) -> None:
+        """Do what the committed round has brought about."""
+        if early is not None and early.stop.rest_s:
+            self._resting = early
+            self.tell_early_end()
+        elif early is not None:
+            self._set_rounds(early.after)
+            self.tell_early_end()
+        elif self._resting is not None and self._resting.drifted(scores.selecting, scores.loss):
+            what = self._resting.change_text(scores.selecting, scores.loss)
+            self._early = EarlyStopping(self._resting.stop, self.server.plan.bundle.manifest.task)
+            self._lift(self._resting)
+            self._sink(events.Drifted(round_id=self.state.round_id, what=what))
+        if self._resting is not None:
+            self.state = replace(self.state, paused=True)
 
     def _ends_early(self, scores: Scores) -> EarlyEnd | None:
         """The end of the run, if the closing round brings it before its last one."""
         round_id, state = self.state.round_id, self.state
         if state.final or round_id >= self.server.plan.config.rounds:
             return None
+        if self._resting is not None:
+            return None
         return self._early.add(round_id, scores.selecting, scores.loss, planned=self._planned)
+
+    def rests(self, now_s: float) -> bool:
+        """Whether no round opens at this time of the wall clock, as they bring nothing more."""
+        resting = self._resting
+        return resting is not None and now_s < self._ledger.last_commit_s() + resting.stop.rest_s
 
     def tell_early_end(self) -> None:
         """Say that and why the run ends before its last round, if it does."""

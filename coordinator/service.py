@@ -271,8 +271,8 @@ class Service:
         self._reporter.waiting(self._rounds.state, self._rounds.needed_devices, now)
 
     def _drain(self) -> None:
-        """Let no other round open while the run is about to have another bundle."""
-        if self._rollouts.drains:
+        """Let no other round open while the run is about to have another bundle, or rests."""
+        if self._rollouts.drains or self._rounds.rests(time.time()):
             self._draining = True
             if not self._rounds.state.paused:
                 self._rounds.apply(schedule.Pause())

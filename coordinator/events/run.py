@@ -102,6 +102,16 @@ class EndedEarly(CoordinatorEvent, frozen=True, kw_only=True, tag="ended_early")
         return f"[bold]run {safe(self.text)}[/bold]"
 
 
+class Drifted(CoordinatorEvent, frozen=True, kw_only=True, tag="drifted"):
+    """A round has found a worse loss than that with which the run came to rest: it goes on."""
+
+    round_id: int
+    what: str
+
+    def _says(self) -> str:
+        return f"round {self.round_id}: {safe(self.what)} since the run came to rest: it goes on"
+
+
 class BundleRollout(CoordinatorEvent, frozen=True, kw_only=True, tag="bundle_rollout"):
     """The roll-out of a bundle stands elsewhere than before.
 

@@ -187,6 +187,27 @@ def test_a_run_whose_rounds_bring_nothing_ends_and_goes_on_when_that_is_wanted(o
     assert fed.finished.rounds == 5
 
 
+def test_a_run_rests_looks_again_and_goes_on_when_the_loss_has_come_back(open_federation):
+    """Killed before each look; a loss as before lets it rest again."""
+    fed = open_federation(minimum=1, rounds=20, stop=StopSettings(patience=2, rest_s=3600.0))
+    rounds = [_scored(fed, "a", number, 1.0) for number in (1, 2, 3)]
+    fed.play(CONNECTED, fed.online("a"), *rounds, fed.after(3000.0))
+    assert (fed.state.phase, fed.state.round_id) == (RoundPhase.WAITING, 4)
+    (text,) = [one.text for one in fed.events if isinstance(one, events.EndedEarly)]
+    assert text.endswith("2 rounds have brought nothing since round 1; looks again every 1 h 0 min")
+    assert read_status(fed.plan.config).operation != "finished"
+    look = _scored(fed, "a", 4, 1.05)
+    fed.play(CONNECTED, fed.online("a"), fed.after(100.0), fed.after(600.0), *look, QUIET)
+    assert (fed.state.phase, fed.state.round_id) == (RoundPhase.WAITING, 5)
+    fed.play(CONNECTED, fed.online("a"), fed.after(3700.0), *_scored(fed, "a", 5, 1.2), QUIET)
+    what = "the mean loss on own test parts has gone from 1 to 1.2"
+    assert fed.told(events.Drifted, "round_id", "what") == [(5, what)]
+    assert (fed.state.phase, fed.state.round_id) == (RoundPhase.OPEN, 6)
+    fed.play(CONNECTED, fed.online("a"), *_scored(fed, "a", 6, 1.2), QUIET)
+    assert (fed.state.phase, fed.state.round_id) == (RoundPhase.OPEN, 7)
+    assert fed.finished is None
+
+
 def test_an_ended_run_goes_on_when_more_rounds_are_ordered(open_federation):
     """Than it was to have: the order that it was under does not undo its end."""
     fed = open_federation(minimum=1, rounds=9, stop=StopSettings(patience=1))

@@ -78,7 +78,30 @@ def test_what_is_told_of_exhausted_patience_and_how_long_it_holds():
     assert msgspec.structs.replace(found, lifted=True).limit(20, _FEW) == 20
 
 
-@pytest.mark.parametrize("wrong", [{"patience": -1}, {"target": 0.0}, {"target": float("nan")}])
+@pytest.mark.parametrize(
+    ("task", "before", "now", "drifted"),
+    [
+        ("classification", (0.9, 1.0), (0.5, 1.05), False),
+        ("classification", (0.9, 1.0), (0.9, 1.2), True),
+        ("classification", (0.9, None), (0.86, None), False),
+        ("classification", (0.9, None), (0.8, None), True),
+        ("regression", (5.0, None), (5.1, None), False),
+        ("regression", (5.0, None), (6.0, None), True),
+        ("classification", (0.9, 1.0), (None, None), False),
+    ],
+)
+def test_what_a_look_at_a_run_at_rest_finds(task, before, now, drifted):
+    stopping = EarlyStopping(StopSettings(patience=1, rest_s=60.0), task)
+    stopping.add(1, *before, planned=9)
+    resting = stopping.add(2, *before, planned=9)
+    assert resting.drifted(*now) == drifted
+    assert resting.limit(9, resting.stop) == 9
+    assert resting.text.startswith("rests after round 2 of 9: 1 round has brought nothing since")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"patience": -1}, {"target": 0.0}, {"target": float("nan")}, {"rest_s": -1.0}]
+)
 def test_settings_that_mean_nothing(wrong):
     with pytest.raises(ValueError, match=f"`{next(iter(wrong))}`: expected"):
         StopSettings(**wrong)

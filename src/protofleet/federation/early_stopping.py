@@ -16,9 +16,12 @@ from protofleet.federation.section import Section, check
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.tensors import TaskName
+from protofleet.units import duration_text
 
 _SCORE_STEP = 0.005
 """Half a point of a share, or half a per cent of an error: by less a score has not improved."""
+_DRIFT = 1.1
+"""Times the loss at which a run came to rest: above it the data have changed."""
 _LOSS_STEP = 0.01
 """Of the first round's mean loss: by less a loss has not fallen."""
 
@@ -30,16 +33,20 @@ class StopSettings(Section, frozen=True, kw_only=True):
         patience: so many rounds in a row in which neither score nor loss improves; 0: any number.
         target: mean score on own test parts (accuracy, RMSE, macro-F1: what selects a run's best
             round) that is enough; absent: none is.
+        rest_s: a run does not end but rests: after so many seconds a round looks whether the loss
+            has come back, and then rounds follow each other again; 0: it ends.
     """
 
     patience: int = 50
     target: float | None = None
+    rest_s: float = 0.0
 
     def __post_init__(self) -> None:
         check("patience", self.patience >= 0, "rounds, or 0 for no end", self.patience)
         target = self.target
         good = target is None or 0 < target < math.inf
         check("target", good, "a score above 0, a share and not per cent", target)
+        check("rest_s", 0 <= self.rest_s < math.inf, "seconds, not negative", self.rest_s)
 
 
 NEVER = StopSettings(patience=0)
@@ -47,7 +54,7 @@ NEVER = StopSettings(patience=0)
 
 
 class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """A run ended before its last round.
+    """A run ended before its last round, or came to rest.
 
     Attributes:
         after: the round after which it did.
@@ -55,7 +62,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
         why: its patience was exhausted, or its target was reached.
         since: the last round that brought something.
         metric: of ``score``.
-        score: mean on own test parts in the last round; None: nobody has told.
+        score, loss: means on own test parts in the last round; None: nobody has told.
         stop: the settings by which it ended.
         lifted: it went on: more rounds were ordered, or the settings changed.
     """
@@ -66,13 +73,40 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
     since: int
     metric: MetricName
     score: float | None = None
+    loss: float | None = None
     stop: StopSettings = StopSettings()
     lifted: bool = False
 
     def limit(self, planned: int, stop: StopSettings) -> int:
         """How many rounds a run with these settings has."""
-        holds = not self.lifted and planned <= self.planned and stop == self.stop
-        return min(planned, self.after) if holds else planned
+        ends = self.holds(planned, stop) and not stop.rest_s
+        return min(planned, self.after) if ends else planned
+
+    def holds(self, planned: int, stop: StopSettings) -> bool:
+        """Whether a run with these settings has ended there, or rests since."""
+        return not self.lifted and planned <= self.planned and stop == self.stop
+
+    def drifted(self, score: float | None, loss: float | None) -> bool:
+        """Whether a round tells that the data have changed since then.
+
+        Args:
+            score: its mean of ``metric``; None: nobody has told.
+            loss: its mean loss; None: nobody has told.
+        """
+        if loss is not None and self.loss is not None:
+            return loss > _DRIFT * self.loss
+        if score is None or self.score is None:
+            return False
+        lower = METRICS[self.metric].lower_is_better
+        worse = score - self.score if lower else self.score - score
+        return worse > 10 * _SCORE_STEP * (abs(self.score) if lower else 1.0)
+
+    def change_text(self, score: float | None, loss: float | None) -> str:
+        """What ``drifted`` has found, for people."""
+        if loss is not None and self.loss is not None:
+            return f"the mean loss on own test parts has gone from {self.loss:.4g} to {loss:.4g}"
+        before, now = (self._told(one or 0.0) for one in (self.score, score))
+        return f"{METRICS[self.metric].label} on own test parts has gone from {before} to {now}"
 
     @property
     def text(self) -> str:
@@ -88,6 +122,9 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
             if self.score is None
             else f" ({METRICS[self.metric].label} {self._told(self.score)})"
         )
+        if self.stop.rest_s:
+            then = f"looks again every {duration_text(self.stop.rest_s)}"
+            return f"rests after round {self.after} of {self.planned}: {why}{now}; {then}"
         return (
             f"ended after round {self.after} of {self.planned}: {why}{now}; "
             "patience = 0 in [stop] goes on"
@@ -143,6 +180,7 @@ class EarlyStopping:
             since=self._since,
             metric=self._metric,
             score=score,
+            loss=loss,
             stop=self._settings,
         )
 
