@@ -98,13 +98,16 @@ class Rounds:
             elif rounds > end.after:
                 self._lift(end)
         early = EarlyStopping(plan.config.stop, plan.bundle.manifest.task)
+        end = self._ledger.early_end()  # it may be lifted now
         for round_id, scores in self._ledger.scores(after=0 if end is None else end.after):
             early.add(round_id, scores.selecting, scores.loss, planned=self._planned)
         return early
 
     def _lift(self, end: EarlyEnd) -> None:
+        """The run goes on, and its patience begins anew with the next round."""
         self._resting = None
-        self._ledger.run.note_early_end(msgspec.structs.replace(end, lifted=True))
+        done = self.server_state.round_id
+        self._ledger.run.note_early_end(msgspec.structs.replace(end, lifted=True, after=done))
 
     def _make_schedule(self) -> schedule.Schedule:
         return self.server.plan.schedule(lambda: self.server_state)

@@ -130,7 +130,8 @@ def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living
 def _copied(federation, name):
     """The federation with a copy of its folder, taken while it is in use by nobody or somebody."""
     folder = federation.folder.parent / name
-    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("store-*"))
+    # Files of rounds that are over go while it is copied.
+    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("store-*", "removed"))
     return replace(federation, folder=folder)
 
 

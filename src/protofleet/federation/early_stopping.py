@@ -57,14 +57,14 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A run ended before its last round, or came to rest.
 
     Attributes:
-        after: the round after which it did.
+        after: the round after which it did; of one that is ``lifted`` that after which it goes on.
         planned: how many rounds it was to have.
         why: its patience was exhausted, or its target was reached.
         since: the last round that brought something.
         metric: of ``score``.
         score, loss: means on own test parts in the last round; None: nobody has told.
         stop: the settings by which it ended.
-        lifted: it went on: more rounds were ordered, or the settings changed.
+        lifted: it goes on: more rounds were ordered, the settings or the data have changed.
     """
 
     after: int
