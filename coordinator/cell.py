@@ -158,6 +158,7 @@ class CellRounds(Rounds):
             self._sink(events.RoundsRaised(rounds=rounds))
         elif 0 < rounds < self.server.plan.config.rounds and rounds + 1 >= self.state.round_id:
             self.lower_to(rounds)
+            self.announce()
         if self.state.phase is RoundPhase.CLOSING:
             self._end_round()
         elif self.state.phase is RoundPhase.WAITING and self.state.round_id == 1:

@@ -359,6 +359,7 @@ class Rounds:
         elif early is not None:
             self._set_rounds(early.after)
             self.tell_early_end()
+            self.announce()  # devices believe no end before the last round that they know of
         elif self._resting is not None and self._resting.drifted(scores.selecting, scores.loss):
             what = self._resting.change_text(scores.selecting, scores.loss)
             self._early = EarlyStopping(self._resting.stop, self.server.plan.bundle.manifest.task)

@@ -102,6 +102,7 @@ def test_updates_of_two_cells_give_clusters_early_end_and_final_fit_of_one_coord
     assert root.finish() == 0, root.log
     assert [cell.finish() for cell in cells] == [0, 0], cells[0].log
     assert [device.finish() for device in devices] == [0] * 4
+    assert not [one.log for one in devices if "expected it behind round" in one.log]
     assert _model(run) == _model(calm)
     ours, theirs = (_record(one) for one in (run, calm))
     assert [one.scores for one in ours.rounds] == [one.scores for one in theirs.rounds]

@@ -145,3 +145,19 @@ def test_a_terminated_coordinator_says_how_to_resume(make_federation, tmp_path, 
     (leftover / "blob.part").write_bytes(b"half")
     _undisturbed(federation)
     assert not (leftover / "blob.part").exists()
+
+
+@pytest.mark.slow(seconds=5)
+def test_a_run_that_reaches_its_target_sends_its_devices_home(make_federation, tmp_path, key):
+    """None of them takes the end for a mistake: they knew of another last round."""
+    federation = make_federation("short", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=300, extra=f"[stop]\ntarget = 0.5\n{_FAST_LEARNING}")
+    coordinator = federation.start_coordinator()
+    devices = [federation.start_device(name) for name in federation.devices]
+    assert coordinator.finish() == 0, coordinator.log
+    assert [device.finish() for device in devices] == [0, 0]
+    (ended,) = [one for one in coordinator.events if one["event"] == "ended_early"]
+    assert (ended["planned"], ended["why"]) == (300, "target")
+    result = json.loads((federation.run_dir / "result.json").read_text())
+    assert len(result["rounds"]) == ended["after"] < 20
+    assert not [device.log for device in devices if "expected it behind round" in device.log]

@@ -145,6 +145,35 @@ def test_local_mqtt_and_ray_give_the_same_scores(ray, run):  # noqa: ARG001 - Ra
     assert [one.update_norms for one in wired] == [one.update_norms for one in records]
 
 
+@pytest.mark.slow(seconds=15)
+@pytest.mark.timeout(400)
+def test_a_learning_rate_is_chosen_alike_though_an_actor_is_lost_meanwhile(
+    ray,  # noqa: ARG001 - Ray is there
+    tmp_path,
+    monkeypatch,
+):
+    optimiser = {"kind": "sgd", "lr": "auto"}
+    method = {"label": "Ditto", "strategy": "ditto", "settings": {"optimiser": optimiser}}
+    values = {**_EXPERIMENT, "rounds": 1, "training": {"epochs": 1}, "methods": [method]}
+    killed = []
+    answering(monkeypatch, lambda _, n, __: killed.extend(_killed_actor()) if n == 1 else None)
+    local, ours = (
+        run_experiment(
+            "digits",
+            msgspec.convert(values, Experiment),
+            tmp_path / engine,
+            RunOptions(data_root=tmp_path, workers=2, engine=engine),
+            Console(quiet=True),
+        )[0]
+        for engine in ("local", "ray")
+    )
+    assert killed
+    assert local.calibration == ours.calibration
+    assert local.calibration.devices == 5
+    assert [one.scores for one in local.rounds] == [one.scores for one in ours.rounds]
+    assert ours.settings["optimiser"]["lr"] == ours.calibration.lr
+
+
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(400)
 def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):

@@ -8,14 +8,16 @@ from tiny_bundle import tiny_bundle, trust_in_tests
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
+from protofleet.federation.server import Server
 from protofleet.federation.settings import (
     AggregationSettings,
     CohortSettings,
+    PrivacySettings,
     StragglerSettings,
     StrategySettings,
 )
 from protofleet.strategies.aggregation import MEAN
-from protofleet.strategies.optimisers import Adam
+from protofleet.strategies.optimisers import LADDERS, Adam
 from protofleet.strategies.tasks import TASKS
 
 
@@ -28,6 +30,23 @@ def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
     assert plan.settings == {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.5, "beta1": 0.8}}
     assert plan.strategy.settings.optimiser == Adam(lr=0.5, beta1=0.8)
     assert '"lr":0.5' in plan.identity["settings"]
+
+
+def test_a_rate_that_devices_choose_stands_in_the_run_s_identity(tiny):
+    """Chosen, it is the plan with that number; until then there is no server; noise hides none."""
+    auto = StrategySettings(settings={"optimiser": {"lr": "auto"}})
+    config = msgspec.structs.replace(tiny.plan.config, strategy=auto)
+    plan = make_plan(config)
+    assert plan.rates == LADDERS[plan.settings["optimiser"]["kind"]]
+    assert '"lr":"auto"' in plan.identity["settings"]
+    with pytest.raises(InputError, match="do not calibrate over MQTT as yet; give a number"):
+        Server.of(plan)
+    chosen = plan.calibrated(0.03)
+    assert (chosen.rates, chosen.strategy.settings.optimiser.lr) == ((), 0.03)
+    Server.of(chosen)
+    noise = PrivacySettings(noise_multiplier=1.0, devices=3)
+    with pytest.raises(InputError, match=r"not covered by the noise of \[privacy\]; give a number"):
+        make_plan(msgspec.structs.replace(config, privacy=noise))
 
 
 def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tmp_path):

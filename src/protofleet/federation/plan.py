@@ -11,7 +11,7 @@ import msgspec
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.buffered import BufferedSchedule
-from protofleet.federation.calibration import is_auto, ladder_of, with_rate
+from protofleet.federation.calibration import AUTO, is_auto, ladder_of, with_rate
 from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
@@ -137,9 +137,9 @@ def make_plan(config: FederationConfig) -> Plan:
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
-            a batch size that the bundle's programs do not take, a rule for a strategy that takes
-            none, noise (``make_private``) that the rest does not go with, or a bundle that lacks
-            what the strategy needs.
+            a learning rate that devices are to choose beside noise, a batch size that the bundle's
+            programs do not take, a rule for a strategy that takes none, noise (``make_private``)
+            that the rest does not go with, or a bundle that lacks what the strategy needs.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted))
@@ -148,6 +148,11 @@ def make_plan(config: FederationConfig) -> Plan:
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
     settings, rates = _calibrated(name, settings, model)
+    if rates and config.privacy.noise_multiplier is not None:
+        raise InputError(
+            f'optimiser.lr = "{AUTO}": what devices tell of the rates that they try is not covered '
+            "by the noise of [privacy]; give a number"
+        )
     started = with_rate(settings, rates[0]) if rates else settings
     strategy = build_for(bundle.manifest, model, name, started)
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
