@@ -61,7 +61,7 @@ def test_a_target_ends_it_at_once():
     text = stopping.add(7, 0.912, 0.3, planned=300).text
     assert text == (
         "ended after round 7 of 300: the target of 90.0 % is reached (accuracy 91.2 %); "
-        "patience = 0 in [stop] goes on"
+        "another target in [stop] goes on"
     )
 
 

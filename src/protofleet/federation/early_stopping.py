@@ -125,9 +125,10 @@ class EarlyEnd(msgspec.Struct, frozen=True, kw_only=True):
         if self.stop.rest_s:
             then = f"looks again every {duration_text(self.stop.rest_s)}"
             return f"rests after round {self.after} of {self.planned}: {why}{now}; {then}"
+        remedy = "another target" if self.why == "target" else "patience = 0"
         return (
             f"ended after round {self.after} of {self.planned}: {why}{now}; "
-            "patience = 0 in [stop] goes on"
+            f"{remedy} in [stop] goes on"
         )
 
     def _told(self, score: float) -> str:
