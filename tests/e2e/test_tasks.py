@@ -208,7 +208,7 @@ def test_a_regression_is_federated_and_scored_as_scikit_learn_does(signed, data_
 
 
 def _check_trial(bundle: Bundle, own: DeviceData) -> None:
-    """A trial trains by the task's own loss, and advises a rate that lowers it."""
+    """A trial trains by the task's own loss, and advises a rate that lowers it on held-out ones."""
     trial = try_bundle(
         bundle,
         LocalData(own=own),
@@ -217,10 +217,8 @@ def _check_trial(bundle: Bundle, own: DeviceData) -> None:
         backend="onnx",
         progress=lambda _done, _total: None,
     )
-    assert (trial.objective, trial.examples) == ("huber", len(own.y_train))
-    advised = trial.compared[trial.learning_rate]
-    assert advised is not None
-    assert advised < trial.start_loss
+    assert (trial.strategy, trial.examples) == ("fedavg", len(own.y_train))
+    assert trial.ratios[trial.learning_rate] < 1
     assert "[strategy.settings]" in to_text(trial)
 
 
