@@ -69,7 +69,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         ending: what ends by the calendar within thirty days, or is over, the earliest first.
         cells: of a root, those whose folder is on this machine, by number.
         planned: how many rounds the run was to have; more than ``rounds`` where it ended early.
-        early_end: why it did; empty: it did not.
+        early_end: why it did, or rests; empty: it does neither.
     """
 
     federation: str
@@ -244,7 +244,7 @@ def read_status(config: FederationConfig) -> Status:
         ending=expirations(config, time.time()),
         cells=_cells(config),
         planned=planned,
-        early_end=end.text if end is not None and rounds < planned else "",
+        early_end=end.text if end is not None and end.holds(planned, config.stop) else "",
     )
 
 

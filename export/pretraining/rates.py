@@ -8,6 +8,7 @@ than a short one.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 
 from protofleet.errors import InputError
@@ -56,7 +57,7 @@ def find_rate(task: TrainTask, data: Inputs, options: TrainOptions) -> RateSearc
         options: how; their rate is not looked at.
 
     Raises:
-        InputError: arrays of unequal length, none or too few examples, or no rate lowers the loss.
+        InputError: arrays of unequal length, none or too few examples, or no finite loss.
     """
     before = copy.deepcopy(task.module.state_dict())
     losses: dict[float, float] = {}
@@ -71,11 +72,13 @@ def find_rate(task: TrainTask, data: Inputs, options: TrainOptions) -> RateSearc
                 break
     finally:
         task.module.load_state_dict(before)
-    best = start - min(losses.values())
-    if not best > 0:
+    gains = {rate: start - loss for rate, loss in losses.items() if math.isfinite(start - loss)}
+    if not gains:
         raise InputError(
-            f"training: no learning rate among {', '.join(f'{rate:g}' for rate in losses)} lowers "
-            f"the loss of {start:.4g} in {STEPS} steps; look at scale and labels, or give --lr"
+            f"training: the loss is not finite with any learning rate from {min(losses):g}; look "
+            "at the scale of x, or give --lr"
         )
-    enough = [rate for rate, loss in losses.items() if start - loss >= _ALMOST * best]
-    return RateSearch(losses=losses, start=start, lr=min(enough))
+    best = max(gains.values())
+    # A model that is as good as it gets is harmed least by the rate that does not lower its loss.
+    least = _ALMOST * best if best > 0 else best
+    return RateSearch(losses=losses, start=start, lr=min(r for r, g in gains.items() if g >= least))

@@ -33,6 +33,7 @@ from protofleet.federation.records import RunRecord, load_record
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
 from protofleet.federation.synchronous import draw
+from protofleet.hub.dashboard.reading import RunReader
 from protofleet.strategies.types import Evaluation, ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.events import Ignored, PeerMessage
@@ -196,6 +197,9 @@ def test_a_run_rests_looks_again_and_goes_on_when_the_loss_has_come_back(open_fe
     (text,) = [one.text for one in fed.events if isinstance(one, events.EndedEarly)]
     assert text.endswith("2 rounds have brought nothing since round 1; looks again every 1 h 0 min")
     assert read_status(fed.plan.config).operation != "finished"
+    assert read_status(fed.plan.config).early_end == text
+    shown = RunReader("home", fed.folder, rounds=20).read()
+    assert (shown.rounds, shown.early_end, shown.operation) == (20, text, "down")
     look = _scored(fed, "a", 4, 1.05)
     fed.play(CONNECTED, fed.online("a"), fed.after(100.0), fed.after(600.0), *look, QUIET)
     assert (fed.state.phase, fed.state.round_id) == (RoundPhase.WAITING, 5)

@@ -57,8 +57,18 @@ def test_model_and_generator_are_left_as_they_were(validation):
 
 def test_data_that_no_rate_learns_are_named():
     x, y = _digits()
-    with pytest.raises(InputError, match=r"no learning rate among .* look at scale and labels"):
-        _find(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), x * np.float32(1e37), y)
+    with pytest.raises(InputError, match=r"loss is not finite with any learning rate .* give --lr"):
+        _find(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), x * np.float32(3e38), y)
+
+
+def test_a_model_that_is_as_good_as_it_gets_is_trained_on(tmp_path):
+    """With the rate that harms it least: no rate lowers its loss."""
+    x, y = _digits()
+    model = _model()
+    protofleet.pretrain(model, x, y, lr=0.01, epochs=30, folder=tmp_path / "run")
+    found = _find(model, x, y)
+    assert found.lr in (1e-4, 3e-4, 1e-3)
+    assert found.losses[found.lr] < 2 * found.start
 
 
 def test_a_training_finds_its_rate_says_it_and_goes_on_with_it(tmp_path):

@@ -2,8 +2,7 @@
 
 Each device trains one local round with every rate, with the strategy's own client half and without
 a quarter of its training examples, and tells by how much that changes the loss on that quarter.
-What travels is a ratio for each rate and nothing of a model. Why not parameter-free optimisers, and
-what the choice loses against a grid: ``docs/calibration.md``.
+What travels is a ratio for each rate and nothing of a model; ``docs/calibration.md`` has more.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class RunReader:
         ledger, stream = self._ledger, self._stream
         rounds = max(self._rounds, stream.rounds, ledger.order.rounds)
         end = ledger.early_end
-        if end is not None and not end.lifted:
-            rounds = end.after
+        if end is not None:
+            rounds = end.limit(rounds, end.stop)
         waiting = stream.waiting
         return RunSnapshot(
             key=self._key,

@@ -126,9 +126,9 @@ def _reasons(members: list[Cell]) -> tuple[str, ...]:
 
 def _between(run: RunSnapshot) -> str:
     coming = run.round_id + 1
+    if run.early_end and run.operation in ("finished", "running"):
+        return f"Run {run.early_end}"
     if run.operation == "finished":
-        if run.early_end:
-            return f"Run {run.early_end}"
         return f"Finished after {run.aggregated} rounds"
     if run.operation in ("down", "stopped"):
         verb = "Stopped" if run.operation == "stopped" else "No coordinator serves this run"
