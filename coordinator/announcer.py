@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec import UNSET
+
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.receipts import Receipts
@@ -12,7 +14,7 @@ from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.messages import Announcement, Task
+from protofleet.wire.messages import Announcement, CalibrationOrder, Task
 
 _PHASES: dict[RoundPhase, Literal["waiting", "training", "finished"]] = {
     RoundPhase.WAITING: "waiting",
@@ -61,13 +63,21 @@ class Announcer:
         """Of the lease; 0: there is none."""
         return 0 if self._lease is None else self._lease.epoch
 
-    def announce(self, plan: Plan, state: RoundState, *, hold: str = "") -> None:
+    def announce(
+        self,
+        plan: Plan,
+        state: RoundState,
+        *,
+        hold: str = "",
+        calibration: CalibrationOrder | None = None,
+    ) -> None:
         """Tell all devices, present and to come, where the run stands.
 
         Args:
             plan: of the run.
             state: of its rounds.
             hold: why devices wait, if not because the operator has paused the run.
+            calibration: learning rates that some of them are to try.
         """
         if self.idle:
             return
@@ -93,6 +103,7 @@ class Announcer:
                 staleness=plan.config.schedule.patience,
                 run_id=self._run_id,
                 receipts=unheard,
+                calibration=calibration or UNSET,
             )
         )
 

@@ -92,6 +92,10 @@ class Attendance:
             self._refuse(device_id, error)
             return
         self._tell_twins(device_id, presence)
+        try:
+            self._rounds.take_ratios(device_id, presence)
+        except RefusedError as error:
+            self._reporter.refused(device_id, error)
         news = self._held.note(device_id, device.held)
         if device.fits and device_id in self._refused:
             self._refused.remove(device_id)

@@ -12,8 +12,7 @@ finished, with the state from before: the model of the whole federation is the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from protofleet.coordinator.root_link import RootLink
 from protofleet.coordinator.rounds import Rounds
 from protofleet.coordinator.service import Service
 from protofleet.durable import sync_folder
-from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.federation.cells import (
     Order,
@@ -31,57 +29,11 @@ from protofleet.federation.cells import (
     sum_updates,
     write_report,
 )
-from protofleet.federation.schedule import RoundPhase, RoundState, Schedule
+from protofleet.federation.gated_schedule import GatedSchedule
+from protofleet.federation.schedule import RoundPhase, Schedule
 from protofleet.federation.server import Aggregated
 from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.strategies.types import ServerState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellSchedule:
-    """A schedule that opens no round before the root has ordered it.
-
-    Attributes:
-        inner: the rules otherwise.
-        ordered: the latest round that the root has ordered.
-    """
-
-    inner: Schedule
-    ordered: Callable[[], int]
-
-    def step(
-        self, state: RoundState, event: schedule.ScheduleEvent, now: float
-    ) -> schedule.Transition:
-        """As of ``Schedule``."""
-        if state.phase is not RoundPhase.WAITING or state.round_id <= self.ordered():
-            return self.inner.step(state, event, now)
-        paused = state.paused
-        if isinstance(event, schedule.Pause | schedule.Resume):
-            paused, event = isinstance(event, schedule.Pause), schedule.Tick()
-        after, actions = self.inner.step(replace(state, paused=True), event, now)
-        return replace(after, paused=paused), actions
-
-    def resume(self, state: RoundState, now: float) -> schedule.Transition:
-        """As of ``Schedule``."""
-        return self.inner.resume(state, now)
-
-    def refusal(self, state: RoundState, device_id: str, round_id: int) -> RefusedError | None:
-        """As of ``Schedule``."""
-        return self.inner.refusal(state, device_id, round_id)
-
-    @property
-    def patience(self) -> int:
-        """As of ``Schedule``."""
-        return self.inner.patience
-
-    @property
-    def last_round(self) -> int:
-        """As of ``Schedule``."""
-        return self.inner.last_round
-
-    def needed_devices(self, state: RoundState) -> int:
-        """As of ``Schedule``."""
-        return self.inner.needed_devices(state)
 
 
 class CellRounds(Rounds):
@@ -102,7 +54,10 @@ class CellRounds(Rounds):
         self._take_first()
 
     def _make_schedule(self) -> Schedule:
-        return CellSchedule(inner=super()._make_schedule(), ordered=self._root.ordered_round)
+        return GatedSchedule(
+            inner=super()._make_schedule(),
+            may_open=lambda round_id: round_id <= self._root.ordered_round(),
+        )
 
     def _take_first(self) -> None:
         """The state before the first round is the root's, too."""

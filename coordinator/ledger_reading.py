@@ -13,6 +13,7 @@ import msgspec
 
 from protofleet.coordinator.ledger_rows import IDLE, NO_TRAFFIC, Accepted, Traffic
 from protofleet.coordinator.usage_rows import UsageRows
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import (
     CellRecord,
@@ -69,6 +70,11 @@ def to_early_end(text: str | None) -> EarlyEnd | None:
     return None if text is None else msgspec.json.decode(text, type=EarlyEnd)
 
 
+def to_calibration(text: str | None) -> CalibrationProgress | None:
+    """What stands in the ledger's table ``meta``."""
+    return None if text is None else msgspec.json.decode(text, type=CalibrationProgress)
+
+
 class LedgerReading:
     """The rounds and updates of a run.
 
@@ -104,6 +110,10 @@ class LedgerReading:
     def early_end(self) -> EarlyEnd | None:
         """Where the run ended before its last round, also if it has gone on since."""
         return to_early_end(self._meta("early_end"))
+
+    def calibration(self) -> CalibrationProgress | None:
+        """Of the run's learning rate; None: none has begun."""
+        return to_calibration(self._meta("calibration"))
 
     def last_commit_s(self) -> float:
         """When the last round was committed, by the wall clock; 0: none was."""

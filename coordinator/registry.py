@@ -41,6 +41,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         bundle: digest of the one that it has.
         sequence: of that.
         takes_bundles: whether it is there and takes another one over the wire.
+        calibrates: whether it can try learning rates.
     """
 
     device_id: str
@@ -52,6 +53,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     bundle: str = ""
     sequence: int = 0
     takes_bundles: bool = False
+    calibrates: bool = False
 
 
 class Registry:
@@ -124,6 +126,7 @@ class Registry:
             bundle=sys.intern(presence.bundle),  # most have the same
             sequence=presence.sequence,
             takes_bundles=presence.takes_bundles,
+            calibrates=presence.calibration is not msgspec.UNSET,
         )
         if presence.bundle not in self.welcome:
             _check_same("bundle", device_id, self._bundle, presence.bundle)

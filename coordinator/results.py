@@ -131,6 +131,7 @@ class Results:
 
     def _record(self, traffic: Traffic, outcome: Outcome | None) -> RunRecord:
         rounds, end = self._ledger.committed(traffic), self._ledger.early_end()
+        calibration = self._ledger.calibration()
         scored = [done.scores for done in rounds if not done.final]
         final = next((done.scores for done in rounds if done.final), None)
         return RunRecord(
@@ -145,6 +146,7 @@ class Results:
             switched_off=self._about.switched_off,
             outcome=outcome,
             early_end=None if end is None or end.lifted else end,
+            calibration=None if calibration is None else calibration.chosen,
             cells=self._ledger.cells(),
         )
 

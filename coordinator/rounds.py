@@ -15,6 +15,7 @@ import msgspec
 
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
+from protofleet.coordinator.calibrating import Calibrating
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
@@ -24,6 +25,7 @@ from protofleet.errors import RefusedError
 from protofleet.federation import membership, schedule
 from protofleet.federation.claims import LearnedBounds
 from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
+from protofleet.federation.gated_schedule import GatedSchedule
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
@@ -31,7 +33,7 @@ from protofleet.federation.stragglers import share_of_work
 from protofleet.federation.trouble import LossWatch
 from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.messages import Task
+from protofleet.wire.messages import Presence, Task
 
 
 class Rounds:
@@ -47,6 +49,7 @@ class Rounds:
         usage: of who takes part.
         announcer: tells all devices where the run stands.
         before_close: accepts the updates that have arrived, which so count in the closing round.
+        calibrated: makes the server with a learning rate that devices have found; None: none do.
 
     Attributes:
         server: its ``plan`` has the rounds to which the operator has extended the run.
@@ -68,17 +71,20 @@ class Rounds:
         usage: ReportedUsage,
         announcer: Announcer,
         before_close: Callable[[], None],
+        calibrated: Callable[[float], Server] | None = None,
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
+        self._calibrated = calibrated
+        self._calibrating = Calibrating(server.plan, ledger, registry.devices, sink)
         self._schedule = self._make_schedule()
         self._reporter, self._sink = reporter, sink
         self._registry, self._usage, self._announcer = registry, usage, announcer
         self._before_close = before_close
-        found = ledger.server_state() or server.plan.server_init()
-        self.server_state = replace(found, round_id=max(found.round_id, ledger.run.next_round - 1))
+        self.server_state = self._last_state()
         self.state = RoundState()
         self.payloads = self._make_payloads()
         self._announced = 0
+        self._enough_since: float | None = None
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._bounds = LearnedBounds(ledger.update_norms())
         self._losses = LossWatch(ledger.losses())
@@ -109,8 +115,38 @@ class Rounds:
         done = self.server_state.round_id
         self._ledger.run.note_early_end(msgspec.structs.replace(end, lifted=True, after=done))
 
+    def _last_state(self) -> ServerState:
+        ledger = self._ledger
+        found = ledger.server_state() or self.server.plan.server_init()
+        return replace(found, round_id=max(found.round_id, ledger.run.next_round - 1))
+
     def _make_schedule(self) -> schedule.Schedule:
-        return self.server.plan.schedule(lambda: self.server_state)
+        rules = self.server.plan.schedule(lambda: self.server_state)
+        if not self._calibrating.open:
+            return rules
+        return GatedSchedule(inner=rules, may_open=lambda _: not self._calibrating.open)
+
+    def take_ratios(self, device_id: str, presence: Presence) -> None:
+        """What a device says of learning rates; RefusedError: it cannot be."""
+        self._calibrating.note(device_id, presence.calibration)
+
+    def calibrate(self, now: float) -> None:
+        """Go on with the calibration, if rounds wait for one (``now``: monotonic seconds)."""
+        state, settings = self.state, self.server.plan.config.cohort
+        if not self._calibrating.open or state.phase is not RoundPhase.WAITING or state.paused:
+            return
+        enough = len(state.live) >= self.needed_devices
+        self._enough_since = (self._enough_since or now) if enough else None
+        ready = self._enough_since is not None and now >= self._enough_since + settings.wait_s
+        if not self._calibrating.watch(state.live, ready=ready, now=now):
+            return
+        chosen = self._calibrating.chosen
+        if chosen is not None and self._calibrated is not None:
+            self.server = self._calibrated(chosen.lr)
+            self._schedule, self.payloads = self._make_schedule(), self._make_payloads()
+            self.server_state = self._last_state()
+            self.state = replace(state, warmed_up=True)  # the devices were waited for
+        self.announce()
 
     def _make_payloads(self) -> Payloads:
         return Payloads(self.server.plan, self._ledger, self._state_of)
@@ -409,7 +445,9 @@ class Rounds:
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""
         self._announced = self.state.round_id
-        self._announcer.announce(self.server.plan, self.state, hold=hold)
+        self._announcer.announce(
+            self.server.plan, self.state, hold=hold, calibration=self._calibrating.order
+        )
 
     def finish_task(self) -> Task:
         """Sends a device home."""

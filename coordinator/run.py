@@ -30,6 +30,7 @@ from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.root import RootLedger, RootRounds, RootService, root_server
 from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
+from protofleet.coordinator.rounds import Rounds
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, StorageError
@@ -168,6 +169,8 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     ledger = part.open_ledger(plan, patience_s)
     with ledger, ExitStack() as stack:
         sink = EventLog(ledger.folder, sink)
+        server = part.with_rate(server, ledger)
+        plan = server.plan
         _check_rounds(config, ledger)
         about = RunAbout(
             strategy=plan.strategy.description.name,
@@ -246,11 +249,23 @@ class _Part:
             return Ledger(folder, identity, patience_s=patience_s)
         return RootLedger(folder, identity, strategy=plan.strategy, patience_s=patience_s)
 
+    def with_rate(self, server: Server, ledger: Ledger) -> Server:
+        """The same with the learning rate that devices have found, if they have."""
+        found = ledger.calibration()
+        if not server.plan.rates or found is None or found.chosen is None:
+            return server
+        return self._calibrated(server.plan, found.chosen.lr)
+
+    def _calibrated(self, plan: Plan, lr: float) -> Server:
+        with _PLANNING:
+            return self.server_of(plan.calibrated(lr))
+
     def service(self, endpoint: CoordinatorEndpoint, plan: Plan) -> Callable[..., Service]:
         """What makes the service of its parts."""
         cells = self.file.cells
         if cells is None:
-            return Service
+            plain = partial(Rounds, calibrated=partial(self._calibrated, plan))
+            return partial(Service, make_rounds=plain)
         if self.cell is None:
             return partial(RootService, make_rounds=RootRounds)
         access = None if self.to_root is None else self.to_root()

@@ -17,6 +17,7 @@ from protofleet.coordinator.formats import FORMAT
 from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.errors import InputError
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import Scores
 from protofleet.federation.settings import SECTIONS
@@ -70,6 +71,10 @@ class RunRows:
     def note_early_end(self, end: EarlyEnd) -> None:
         """Keep after which round the run ends before its last one, or that it goes on."""
         self._keep("early_end", end)
+
+    def note_calibration(self, progress: CalibrationProgress) -> None:
+        """Keep who tries learning rates, what came of them, and which is chosen."""
+        self._keep("calibration", progress)
 
     def note_about(self, about: RunAbout) -> None:
         """Keep what the results say of the run, for who makes them from the ledger."""

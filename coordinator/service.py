@@ -265,6 +265,7 @@ class Service:
         if self._rollouts.watch(now, self._rounds.state):
             self._rounds.announce()
         self._drain()
+        self._rounds.calibrate(now)
         self._rounds.apply(schedule.Tick())
         self._attendance.flush(now)
         self._reporter.watch(now)

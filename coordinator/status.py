@@ -15,9 +15,10 @@ from protofleet.coordinator.control import Order, Wish, is_served, not_started, 
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.expiry import Expiration, expirations
 from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import to_early_end
+from protofleet.coordinator.ledger_reading import to_calibration, to_early_end
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.cells import cell_config
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import UpdateRecord
@@ -70,6 +71,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         cells: of a root, those whose folder is on this machine, by number.
         planned: how many rounds the run was to have; more than ``rounds`` where it ended early.
         early_end: why it did, or rests; empty: it does neither.
+        calibration: how the learning rate was chosen, or who is trying rates; empty: the settings
+            have one.
     """
 
     federation: str
@@ -93,6 +96,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[Status, ...] = ()
     planned: int = 0
     early_end: str = ""
+    calibration: str = ""
 
 
 def read_identity(run_dir: Path) -> dict[str, str]:
@@ -191,6 +195,7 @@ class _Found:
     held: tuple[Hold, ...]
     order: Order
     early_end: EarlyEnd | None
+    calibration: CalibrationProgress | None
 
     @property
     def awaited(self) -> int:
@@ -245,6 +250,7 @@ def read_status(config: FederationConfig) -> Status:
         cells=_cells(config),
         planned=planned,
         early_end=end.text if end is not None and end.holds(planned, config.stop) else "",
+        calibration="" if found.calibration is None else found.calibration.text,
     )
 
 
@@ -271,6 +277,7 @@ def _read(run_dir: Path) -> _Found:
             held=_held(db),
             order=read_order(db),
             early_end=to_early_end(meta.get("early_end")),
+            calibration=to_calibration(meta.get("calibration")),
         )
 
 

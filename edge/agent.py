@@ -16,6 +16,7 @@ import logging
 import time
 from typing import Any, assert_never
 
+from protofleet.edge.calibrating import Calibrating
 from protofleet.edge.checks import AnnouncedRun, round_is_over
 from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound, Report
@@ -91,6 +92,7 @@ class Agent:
         self._run = AnnouncedRun(who, self._store, learner)
         self._refusals = Refusals(self._warn)
         self._training = TrainingThread(learner, device.wake)
+        self._calibrating = Calibrating(learner, self._training, who, report)
         self._upgrades = upgrades or Upgrades(
             device, membership.store, learner.manifest, present=who.binding.bundle
         )
@@ -257,6 +259,7 @@ class Agent:
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
         self._upgrades.announced(announcement)
+        self._calibrating.announced(announcement)
         self._round.take_receipt(announcement)
         current = self._round.progress.round_id
         if announcement.round_id - announcement.staleness > current:
@@ -344,6 +347,8 @@ class Agent:
             if (refusal := self._participation.refusal) is not None:
                 self._refuse(task, refusal)
                 return
+        if decision is Decision.BEGIN and self._calibrating.ends_for(task):
+            return
         if decision is Decision.BEGIN:
             self._begin(task)
         elif decision is Decision.REPEAT:
@@ -394,6 +399,7 @@ class Agent:
     def _advance(self) -> None:
         """Do what no event of the wire brings: held, trained, settled, heartbeat."""
         self._obey()
+        self._calibrate()
         self._round.advance()
         self._upgrade()
         self._presence.answer(time.monotonic())
@@ -401,6 +407,16 @@ class Agent:
             self._round.heartbeat(self._round.phase.value)
         if self._round.phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
+
+    def _calibrate(self) -> None:
+        """Go on with learning rates, while there is no round."""
+        owner = self._participation
+        if self._calibrating.advance(idle=self._round.idle and not owner.held):
+            self._presence.calibration = self._calibrating.answer
+            self._presence.publish(owner.held)
+        task = self._calibrating.take_waiting()
+        if task is not None:
+            self._on_task(task)
 
     def _upgrade(self) -> None:
         """Go on with a bundle that was offered, and switch to it between two rounds."""

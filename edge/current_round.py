@@ -41,8 +41,8 @@ from protofleet.wire.transfer import transfer_id as transfer_of
 _log = logging.getLogger(__name__)
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, moved, switched, held, free, waiting, task, trained, delivered,
-dropped, finished, left) and its figures."""
+"""Takes an event's name (joined, moved, switched, held, free, waiting, calibrating, calibrated,
+task, trained, delivered, dropped, finished, left) and its figures."""
 
 
 class CurrentRound:

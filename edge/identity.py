@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from protofleet.edge.journal import Binding
@@ -16,6 +17,7 @@ from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
     BundleProgress,
+    CalibrationAnswer,
     Heartbeat,
     HeartbeatPhase,
     Presence,
@@ -64,10 +66,12 @@ class Identity:
         data: DataSummary | None = None,
         held: tuple[str, ...] = (),
         progress: BundleProgress | None = None,
+        calibration: CalibrationAnswer | UnsetType = UNSET,
     ) -> Presence:
         """The retained record with what is said of the ``data``; without it, the last will.
 
         ``held``: the owner's conditions that are not met. ``progress``: with an offered bundle.
+        ``calibration``: what came of learning rates.
         """
         data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
@@ -83,6 +87,7 @@ class Identity:
             sequence=self.sequence,
             takes_bundles=self.takes_bundles and status == "online",
             progress=progress,
+            calibration=calibration,
         )
 
     def heartbeat(

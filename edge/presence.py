@@ -12,7 +12,7 @@ from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.messages import Announcement, BundleProgress, HeartbeatPhase
+from protofleet.wire.messages import Announcement, BundleProgress, CalibrationAnswer, HeartbeatPhase
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,7 @@ class PresencePublisher:
     Attributes:
         heartbeat_due: monotonic seconds; infinite before the first connection.
         progress: with the bundle that was offered last; None: there is none.
+        calibration: what came of learning rates.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class PresencePublisher:
         self._held: tuple[str, ...] = ()
         self._published = False
         self.progress: BundleProgress | None = None
+        self.calibration = CalibrationAnswer(key="")
         self.heartbeat_due = float("inf")
 
     @property
@@ -145,7 +147,9 @@ class PresencePublisher:
         announced itself.
         """
         self._held = held
-        presence = self._who.presence("online", self._registration.summary, held, self.progress)
+        presence = self._who.presence(
+            "online", self._registration.summary, held, self.progress, self.calibration
+        )
         self._published = self._endpoint.publish(presence)
 
     def connected(self, held: tuple[str, ...], now: float) -> None:

@@ -174,7 +174,9 @@ class Learner:
             boxes_test=None if boxes is None else boxes[held],
         )
         bundle, data = self._bundle, LocalData(own=split)
-        return Learner(bundle, self._programs, data, self.meter, self.device_id)
+        tester = Learner(bundle, self._programs, data, self.meter, self.device_id)
+        tester.cancelled, tester.free = self.cancelled, self.free
+        return tester
 
     def enter(self, round_id: int) -> None:
         """Train, evaluate and infer on the data of this round from now on."""
@@ -437,6 +439,7 @@ class TrainingThread:
         self._worker = ThreadPoolExecutor(1, "training")
         self._warm_up: Future[None] | None = None
         self._running: Future[TrainedRound] | None = None
+        self._trial: Future[TrainedRound] | None = None
         self._held = False
 
     def warm_up(self) -> None:
@@ -445,9 +448,18 @@ class TrainingThread:
 
     def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
         """Begin to train."""
+        self._running = self._submit(strategy, memory, received)
+
+    def try_rates(self, strategy: Strategy, received: ReceivedPayload) -> None:
+        """Begin to try the learning rates of an order; no round may be running."""
+        self._trial = self._submit(strategy, ClientMemory(), received)
+
+    def _submit(
+        self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
+    ) -> Future[TrainedRound]:
         self._learner.cancelled.clear()
         self.hold(self._held)
-        self._running = self._worker.submit(
+        submitted = self._worker.submit(
             train_round,
             self._learner,
             strategy,
@@ -455,7 +467,8 @@ class TrainingThread:
             received,
             costs=partial(self._learner.take_costs, strategy),
         )
-        self._running.add_done_callback(lambda _: self._wake())
+        submitted.add_done_callback(lambda _: self._wake())
+        return submitted
 
     def hold(self, held: bool) -> None:  # noqa: FBT001 - what is to hold from now on
         """Let the running round, and those after it, wait before its next step; or go on."""
@@ -480,14 +493,27 @@ class TrainingThread:
     def take(self) -> TrainedRound | None:
         """The finished round's result, or what it raised; None if it was cancelled."""
         running, self._running = self._running, None
-        if running is None:
-            return None
-        try:
-            return running.result()
-        except TrainingCancelledError:
-            return None
+        return _result(running)
+
+    def tried(self) -> bool:
+        """Whether rates have been tried, and ``take_trial`` has what came of it."""
+        return self._trial is not None and self._trial.done()
+
+    def take_trial(self) -> TrainedRound | None:
+        """An update of ratios, or what trying raised; None if it was cancelled."""
+        trial, self._trial = self._trial, None
+        return _result(trial)
 
     def close(self) -> None:
         """Cancel and wait for the thread."""
         self.cancel()
         self._worker.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(done: Future[TrainedRound] | None) -> TrainedRound | None:
+    if done is None:
+        return None
+    try:
+        return done.result()
+    except TrainingCancelledError:
+        return None

@@ -90,6 +90,33 @@ class RoundsRaised(CoordinatorEvent, frozen=True, kw_only=True, tag="rounds_rais
         return f"the run has [bold]{self.rounds}[/bold] rounds now"
 
 
+class Calibrating(CoordinatorEvent, frozen=True, kw_only=True, tag="calibrating"):
+    """Devices were asked to try learning rates, from ``smallest`` to ``largest``."""
+
+    devices: int
+    tries: int
+    smallest: float
+    largest: float
+
+    def _says(self) -> str:
+        who = "1 device tries" if self.devices == 1 else f"{self.devices} devices try"
+        return f"{who} {self.tries} learning rates, from {self.smallest:g} to {self.largest:g}"
+
+
+class Calibrated(CoordinatorEvent, frozen=True, kw_only=True, tag="calibrated"):
+    """The run has its learning rate, ``lr``, by what ``devices`` have told of each rate."""
+
+    lr: float
+    kind: str
+    devices: int
+    rates: tuple[float, ...]
+    ratios: tuple[float, ...]
+    text: str
+
+    def _says(self) -> str:
+        return f"[bold]{safe(self.text)}[/bold]"
+
+
 class EndedEarly(CoordinatorEvent, frozen=True, kw_only=True, tag="ended_early"):
     """The rounds up to ``after`` have brought what there is: no other one is aggregated."""
 

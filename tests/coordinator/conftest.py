@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -17,9 +18,10 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
+from protofleet.federation.plan import make_plan
 from protofleet.federation.records import Costs
 from protofleet.federation.server import Server
-from protofleet.federation.settings import CohortSettings
+from protofleet.federation.settings import CohortSettings, StrategySettings
 from protofleet.strategies.types import Update
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Heartbeat, Presence
@@ -47,6 +49,15 @@ class Federation:
         self.plan = replace(self.plan, config=config)
         self.server = Server.of(self.plan)
 
+    def leaves_the_rate_open(self):
+        """``optimiser.lr`` is "auto" from now on."""
+        auto = StrategySettings(settings={"optimiser": {"kind": "sgd", "lr": "auto"}})
+        self.plan = make_plan(msgspec.structs.replace(self.plan.config, strategy=auto))
+        self.server = Server.of(self.plan)
+
+    def calibrated(self, lr):
+        return Server.of(self.plan.calibrated(lr))
+
     def play(self, *steps):
         """A process of the coordinator, killed when the script is through."""
         flat = [one for step in steps for one in (step if isinstance(step, list) else [step])]
@@ -61,8 +72,15 @@ class Federation:
             )
             ledger.run.note_about(about)
             results = Results(ledger, about)
+            found = ledger.calibration()
+            chosen = None if found is None else found.chosen
             service = Service(
-                self.server, ledger, self.endpoint, results=results, sink=self.events.append
+                self.server if chosen is None else self.calibrated(chosen.lr),
+                ledger,
+                self.endpoint,
+                results=results,
+                sink=self.events.append,
+                make_rounds=partial(rounds.Rounds, calibrated=self.calibrated),
             )
             with contextlib.suppress(ScriptEndError):
                 self.finished = service.run()

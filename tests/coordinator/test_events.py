@@ -30,6 +30,8 @@ def _placeholders(kind):
         "awaited": {},
         "trained": 1,
         "loss": 0.5,
+        "rates": [0.01, 0.1],
+        "ratios": [0.9, 0.5],
     }
     simple = {"int": 3, "float": 1.5, "str": "x", "bool": True}
     found = {}

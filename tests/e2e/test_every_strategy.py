@@ -405,7 +405,7 @@ def test_a_strategy_tries_a_ladder_of_rates(name, exported):
             for _ in range(2)
         ]
         np.testing.assert_array_equal(*told)
-        check_ratios(told[0])
+        check_ratios(told[0], len(rates))
         assert np.ptp(told[0]) > 0.002
 
 

@@ -68,6 +68,37 @@ def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, 
     assert _outcome(rough) == _outcome(calm)
 
 
+@pytest.mark.slow(seconds=15)
+@pytest.mark.timeout(600)
+def test_a_rate_is_chosen_alike_though_all_are_killed_meanwhile(make_federation, tmp_path, key):
+    """A device while it tries rates, and the coordinator when some have told theirs."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm, rough = make_federation("calm", bundle, 8), make_federation("rough", bundle, 8)
+    left_open = '[strategy.settings]\nepochs = 20\noptimiser = {kind = "sgd", lr = "auto"}\n'
+    for federation in (calm, rough):
+        federation.write(rounds=3, extra=left_open)
+    told = _undisturbed(calm)
+    assert [one["event"] for one in told.events].count("calibrated") == 1
+
+    coordinator = rough.start_coordinator()
+    devices = {name: rough.start_device(name) for name in rough.devices}
+    devices["device5"].wait_for(_of("calibrating"))
+    devices["device5"].kill()
+    devices["device3"].wait_for(_of("calibrated"))
+    coordinator.kill()
+    devices["device5"] = rough.start_device("device5")
+    again = rough.start_coordinator()
+    assert again.finish() == 0, again.log
+    assert [device.finish() for device in devices.values()] == [0] * 8
+    assert _outcome(rough) == _outcome(calm)
+    found, expected = (
+        json.loads((one.run_dir / "result.json").read_text())["calibration"]
+        for one in (rough, calm)
+    )
+    assert found == expected
+    assert found["devices"] == 8
+
+
 @pytest.mark.slow(seconds=3)
 def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federation, tmp_path, key):
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 3)

@@ -29,6 +29,7 @@ from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
+from protofleet.federation.records import Sends
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
 from protofleet.tensors import blobs
@@ -133,6 +134,7 @@ class Device:
         self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
         self.reports = []
         self.participation = self.tail = None
+        self.sends = Sends()
 
     def play(self, *steps, kind=Learner, told=True, stays=False):
         """A process of the device, killed when the script is through.
@@ -163,7 +165,9 @@ class Device:
             layout_hash=self.bundle.manifest.layout_hash,
         )
         membership = Membership(store, binding, self.bundle)
-        who = Identity(device_id=_NAME, boot_id="1", binding=binding, num_examples=40)
+        who = Identity(
+            device_id=_NAME, boot_id="1", binding=binding, num_examples=40, sends=self.sends
+        )
         self.agent = Agent(
             self.endpoint,
             membership,

@@ -161,6 +161,26 @@ def test_both_engines_give_the_same_scores(run):
     assert all(one.costs.kept_bytes is None for result in wired for one in result.rounds)
 
 
+@pytest.mark.slow(seconds=20)
+@pytest.mark.mosquitto
+@pytest.mark.timeout(240)
+def test_both_engines_choose_the_same_rate(run):
+    """By all clients' own trials; a strategy that needs class counts, and one of two rates."""
+    auto = {"optimiser": {"kind": "sgd", "lr": "auto"}}
+    chosen = experiment(
+        rounds=2,
+        methods=[
+            {"label": "FedAvg", "strategy": "fedavg", "settings": auto},
+            {"label": "Ditto", "strategy": "ditto", "settings": auto},
+            {"label": "FedProto", "strategy": "fedproto", "settings": auto},
+        ],
+    )
+    alone, wired = run(chosen), run(chosen, engine="mqtt")
+    assert [one.calibration for one in alone] == [one.calibration for one in wired]
+    assert all(one.calibration.devices == 3 for one in wired)
+    assert scores(alone) == scores(wired)
+
+
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatch):
     """Round 3 of 4 is interrupted after a checkpoint; the state of every client goes on."""

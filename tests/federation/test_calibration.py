@@ -13,10 +13,12 @@ from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.calibration import (
+    MOST_DEVICES,
     RATIOS,
     WORST,
     check_ratios,
     choose,
+    drawn,
     forms_of,
     held_out,
     is_auto,
@@ -27,6 +29,7 @@ from protofleet.federation.calibration import (
 from protofleet.federation.client import ClientMemory, RoundConfig, open_payload, train_round
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs
+from protofleet.federation.trouble import of_calibration
 from protofleet.strategies.optimisers import LADDERS
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
@@ -37,28 +40,44 @@ _CURVE = np.array([0.98, 0.94, 0.78, 0.52, 0.21, 0.1, 0.2])
 
 
 def test_the_rate_with_the_least_mean_ratio_is_chosen():
-    found = choose("adam", _RATES, [_CURVE, _CURVE[::-1] + 1, _CURVE])
+    found = choose("adam", _RATES, [_CURVE, _CURVE[::-1] + 1, _CURVE], otherwise=0.5)
     assert (found.lr, found.devices, found.at_edge) == (0.03, 3, False)
     assert found.ratios[0] == pytest.approx((2 * 0.98 + 1.2) / 3, abs=1e-6)
     assert found.text == (
         "learning rate 0.03 (adam), chosen by 3 devices from 7 between 0.0001 and 0.1: a local "
         "round makes the loss on held-out examples 0.71 times what it was"
     )
-    alike = choose("sgd", LADDERS["sgd"], [np.ones(7)])
+    alike = choose("sgd", LADDERS["sgd"], [np.ones(7)], otherwise=0.5)
     assert (alike.lr, alike.at_edge) == (0.001, True)
-    with pytest.raises(InputError, match=r"no device could try .* give optimiser.lr a number"):
-        choose("adam", _RATES, [])
+    own = choose("adam", _RATES, [], otherwise=0.5)
+    assert (own.lr, own.devices, own.ratios, own.at_edge) == (0.5, 0, (), False)
+    assert own.text == (
+        "learning rate 0.5 (adam), the strategy's own: no device could try those between 0.0001 "
+        "and 0.1"
+    )
+    assert "give optimiser.lr the number" in of_calibration(own).remedy
+
+
+def test_who_calibrates_is_drawn_by_the_seed():
+    names = {f"pi-{number}" for number in range(30)}
+    assert (
+        drawn(names, 3) == drawn(sorted(names, reverse=True), 3) == tuple(sorted(drawn(names, 3)))
+    )
+    assert len(drawn(names, 3)) == MOST_DEVICES
+    assert drawn(names, 3) != drawn(names, 4)
+    assert drawn(["b", "a"], 3) == ("a", "b")
+    assert drawn([], 3) == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_one_liar_of_ten_moves_the_rate_by_one_rung_at_most(seed):
     rng = np.random.default_rng(seed)
     honest = list(_CURVE * rng.lognormal(0, 0.3, (9, 7)))
-    before = _RATES.index(choose("adam", _RATES, honest).lr)
+    before = _RATES.index(choose("adam", _RATES, honest, otherwise=0.5).lr)
     for praised in range(7):
         lie = np.full(7, WORST)
         lie[praised] = 0.0
-        after = _RATES.index(choose("adam", _RATES, [*honest, lie]).lr)
+        after = _RATES.index(choose("adam", _RATES, [*honest, lie], otherwise=0.5).lr)
         assert abs(after - before) <= 1
 
 
@@ -66,9 +85,9 @@ def test_one_liar_of_ten_moves_the_rate_by_one_rung_at_most(seed):
 def test_what_no_device_measures_is_refused(wrong):
     ratios = np.ones(7)
     ratios[3] = wrong
-    with pytest.raises(RefusedError, match="expected ratios from 0 to 10"):
-        check_ratios(ratios)
-    check_ratios(np.ones(7))
+    with pytest.raises(RefusedError, match="expected 7 ratios from 0 to 10"):
+        check_ratios(ratios, 7)
+    check_ratios(np.ones(7), 7)
     forms_of(_RATES).check({RATIOS: np.ones(7)})
     forms_of(_RATES).check({})
     with pytest.raises(RefusedError, match=r"expected \(7,\) float64"):
@@ -137,7 +156,7 @@ def test_a_calibration_tells_ratios_and_changes_nothing_that_a_device_keeps(open
         assert done.residual == memory.residual
         told = decode_update(done.blob, done.coding, {}, max_bytes=4096, forms=forms_of(_RATES))
         ratios = told.update.tensors[RATIOS]
-        check_ratios(ratios)
+        check_ratios(ratios, len(ratios))
         assert (told.update.client_id, told.update.num_examples) == ("anna", 40)
         assert told.record.evaluation.own is None
     tester = learner.rate_tester(1)

@@ -8,7 +8,6 @@ from tiny_bundle import tiny_bundle, trust_in_tests
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
-from protofleet.federation.server import Server
 from protofleet.federation.settings import (
     AggregationSettings,
     CohortSettings,
@@ -33,17 +32,15 @@ def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
 
 
 def test_a_rate_that_devices_choose_stands_in_the_run_s_identity(tiny):
-    """Chosen, it is the plan with that number; until then there is no server; noise hides none."""
+    """Chosen, it is the plan with that number; noise hides no rate."""
     auto = StrategySettings(settings={"optimiser": {"lr": "auto"}})
     config = msgspec.structs.replace(tiny.plan.config, strategy=auto)
     plan = make_plan(config)
     assert plan.rates == LADDERS[plan.settings["optimiser"]["kind"]]
     assert '"lr":"auto"' in plan.identity["settings"]
-    with pytest.raises(InputError, match="do not calibrate over MQTT as yet; give a number"):
-        Server.of(plan)
+    assert plan.own_lr == tiny.plan.strategy.settings.optimiser.lr
     chosen = plan.calibrated(0.03)
     assert (chosen.rates, chosen.strategy.settings.optimiser.lr) == ((), 0.03)
-    Server.of(chosen)
     noise = PrivacySettings(noise_multiplier=1.0, devices=3)
     with pytest.raises(InputError, match=r"not covered by the noise of \[privacy\]; give a number"):
         make_plan(msgspec.structs.replace(config, privacy=noise))

@@ -14,6 +14,7 @@ from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.coordinator.sightings import Sightings
+from protofleet.federation.calibration import CalibrationProgress, choose
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.access import Access
 from protofleet.hub.dashboard.app import Dashboard
@@ -266,6 +267,22 @@ def test_the_model_page_draws_the_prototypes_of_a_runs_states(tmp_path):
     assert text.count('<line class="moved"') == 100
     assert "Devices' own are not shown" in text
     assert "Drift of devices from the server" in text
+
+
+def test_the_model_page_draws_the_learning_rates_that_were_tried(tmp_path):
+    folder = tmp_path / "run"
+    asked = CalibrationProgress(asked=("anna",))
+    told = [np.array([0.9, 0.0, 10.0])]
+    chosen = choose("sgd", (0.01, 0.1, 1.0), told, otherwise=0.1)
+    page = now.view(PageRequest(run=_run(calibration=asked), query={}, now_s=1e9, runs={}))
+    assert page.headline == "Round 1 waits for a learning rate"
+    with Ledger(folder, _IDENTITY) as ledger:
+        ledger.run.note_calibration(msgspec.structs.replace(asked, chosen=chosen))
+    text = _client(folder, tmp_path).get("/home/model").text
+    assert "0.01: 0.9, 0.1: 0, 1: 10" in text
+    assert "learning rate 0.1 (sgd), chosen by 1 device from 3" in text
+    assert text.count('<circle class="prototype"') == 3
+    assert text.count('r="6"') == 1
 
 
 def test_runs_of_one_name_have_keys_of_their_own(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from report.fake_run import CLASSES, write_comparison, write_run
 
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.calibration import choose
 from protofleet.federation.records import RunRecord, Scores, Spread, load_record, save_record
 from protofleet.report import (
     ComparedRecord,
@@ -110,6 +111,22 @@ def test_the_page_tells_the_codec_and_what_a_device_pays_for_a_round(tmp_path):
     text = write_report(folder).read_text()
     assert "topk 0.1 / int4" in text
     assert "2.29 kB up, 1.71 kB down" in text
+
+
+def test_the_learning_rates_that_were_tried_are_drawn(tmp_path):
+    folder = write_run(tmp_path / "run", devices=4, rounds=2)
+    path = folder / "result.json"
+    chosen = choose("sgd", (0.01, 0.1, 1.0), [np.array([0.9, 0.3, 4.0])], otherwise=0.1)
+    result = load_record(path, RunRecord)
+    save_record(msgspec.structs.replace(result, calibration=chosen), path)
+    page = _page(folder)
+    assert "Line plot of 3 learning rates; learning rate 0.1" in page.pictures["rates"]["alt"]
+    assert chosen.text in page.text
+    untried = choose("sgd", (0.01, 0.1, 1.0), [], otherwise=0.1)
+    save_record(msgspec.structs.replace(result, calibration=untried), path)
+    page = _page(folder)
+    assert "rates" not in page.pictures
+    assert untried.text in page.text
 
 
 def test_methods_stand_beside_each_other_with_what_they_start_from(tmp_path):

@@ -232,7 +232,7 @@ def _results(
         last=record.last,
         outcome=outcome,
         early_end=record.early_end,
-        calibration=record.calibration if isinstance(record, MethodResult) else None,
+        calibration=record.calibration,
         devices=devices,
     )
 

@@ -100,6 +100,19 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _calibrating(figures: Figures) -> str:
+    rates = figures["rates"]
+    return f"trying {len(rates)} learning rates, from {rates[0]:g} to {rates[-1]:g}"
+
+
+def _calibrated(figures: Figures) -> str:
+    if not figures["ratios"]:
+        return "no learning rates could be tried, or their outcome may not be told"
+    _, rate = min(zip(figures["ratios"], figures["rates"], strict=True))
+    taken = duration_text(figures["train_s"])
+    return f"of {len(figures['rates'])} learning rates {rate:g} is best here ({taken} of training)"
+
+
 _LINES: dict[str, Callable[[Figures], str]] = {
     "moved": _moved,
     "switched": _switched,
@@ -107,6 +120,8 @@ _LINES: dict[str, Callable[[Figures], str]] = {
     "held": _held,
     "free": lambda _figures: "may take part again",
     "waiting": _waiting,
+    "calibrating": _calibrating,
+    "calibrated": _calibrated,
     "task": _task,
     "trained": _trained,
     "delivered": _delivered,

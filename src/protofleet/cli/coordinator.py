@@ -164,8 +164,8 @@ def status(file: Path, *, cell: int | None, as_json: bool) -> None:
         f"federation {found.federation}: {found.operation}{_since(found)}, "
         f"{found.committed} of {found.planned} rounds"
     )
-    if found.early_end:
-        click.echo(found.early_end)
+    for told in filter(None, (found.calibration, found.early_end)):
+        click.echo(printable(told))
     if found.phase in ("open", "closing"):
         name = "final fit" if found.final else f"round {found.round_id}"
         click.echo(f"{name}: {_updates(found)}{_missing(found)}")

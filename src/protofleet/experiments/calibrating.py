@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.experiments._worker import WorkerSpec, WorkerTask
 from protofleet.experiments.run import Job
-from protofleet.experiments.workers import OpenWorkers
+from protofleet.experiments.workers import OpenWorkers, Workers
 from protofleet.federation.calibration import (
     RATIOS,
     Calibration,
     check_ratios,
     choose,
+    drawn,
     forms_of,
     ladder_of,
 )
@@ -22,9 +25,6 @@ from protofleet.federation.coding import decode_update, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
-
-MOST_CLIENTS = 8
-"""That calibrate, drawn by the seed: of more the mean hardly changes."""
 
 
 def calibrate(
@@ -38,11 +38,20 @@ def calibrate(
         spec: what its clients have in common.
         opened: opens workers.
         folder: that they may use.
-
-    Raises:
-        InputError: no client has enough examples.
     """
-    state = plan.server_init()
+    names, told = set(job.clients), dict[str, NDArray[np.float64]]()
+    with opened(spec, {}, folder) as workers:
+        while names and not told:
+            asked = drawn(names, plan.config.seed)
+            names -= set(asked)
+            told = _told(plan, workers, asked)
+    kind, rates = ladder_of(plan.settings)
+    return choose(kind, rates, [told[name] for name in sorted(told)], otherwise=plan.own_lr)
+
+
+def _told(plan: Plan, workers: Workers, asked: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """The ratios of those of the clients that could try."""
+    state, forms = plan.server_init(), forms_of(plan.rates)
     order = RoundConfig(round_id=1, seed=plan.config.seed, rates=plan.rates)
     tasks = [
         WorkerTask(
@@ -53,23 +62,14 @@ def calibrate(
             baseline=b"",
             before=0,
         )
-        for client_id in _drawn(sorted(job.clients), plan.config.seed)
+        for client_id in asked
     ]
-    forms = forms_of(plan.rates)
     told = {}
-    with opened(spec, {}, folder) as workers:
-        for one in workers.train(tasks):
-            decoded = decode_update(
-                one.update, one.coding, {}, max_bytes=largest_blob(forms), forms=forms
-            )
-            if RATIOS in decoded.update.tensors:
-                told[one.client_id] = decoded.update.tensors[RATIOS].copy()
-                check_ratios(told[one.client_id])
-    kind, rates = ladder_of(plan.settings)
-    return choose(kind, rates, [told[name] for name in sorted(told)])
-
-
-def _drawn(names: list[str], seed: int) -> list[str]:
-    rng = np.random.default_rng([seed, 0])
-    chosen = rng.permutation(len(names))[:MOST_CLIENTS]
-    return sorted(names[index] for index in chosen)
+    for one in workers.train(tasks):
+        decoded = decode_update(
+            one.update, one.coding, {}, max_bytes=largest_blob(forms), forms=forms
+        )
+        if RATIOS in decoded.update.tensors:
+            told[one.client_id] = decoded.update.tensors[RATIOS].copy()
+            check_ratios(told[one.client_id], len(plan.rates))
+    return told

@@ -16,7 +16,6 @@ from protofleet.coordinator.status import counted_updates
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
-from protofleet.federation.calibration import AUTO
 from protofleet.federation.records import ClientCosts, RoundRecord, RunRecord, load_record
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
@@ -52,11 +51,6 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         raise InputError("`diagnostics`: computed by the engines local and ray; use one of these")
     with _broker(broker) as reached:
         plan = job.plan(reached)
-        if plan.rates:
-            raise InputError(
-                f"method '{job.method.label}': optimiser.lr = \"{AUTO}\" is chosen by the engines "
-                "local and ray as yet; use one of these, or give the number that they choose"
-            )
         run_dir = plan.config.run_dir
         config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
         file = job.folder / "federation.toml"
@@ -72,6 +66,7 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         job.result(plan, "mqtt", rounds, finished=True),
         outcome=found.outcome,
         early_end=found.early_end,
+        calibration=found.calibration,
     )
     save_result(job.folder, result)
     return result

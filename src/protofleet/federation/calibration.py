@@ -8,7 +8,7 @@ What travels is a ratio for each rate and nothing of a model; ``docs/calibration
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -36,6 +36,8 @@ WORST = 10.0
 """Ratio of a rate with which training has made the loss so much larger, or has diverged."""
 RATIOS = "ratios"
 """The only tensor that travels."""
+MOST_DEVICES = 8
+"""That calibrate at a time, drawn by the seed: of more the mean hardly changes."""
 _HELD_OUT = 4
 """Of so many training examples of a class one is held out."""
 _ENOUGH_WORSE = 2
@@ -51,9 +53,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         kind: of the optimiser.
         rates: that were tried, ascending.
         ratios: over the devices, of each: loss on held-out examples after a local round divided
-            by the loss before; a trimmed mean.
+            by the loss before; a trimmed mean. Empty: no device has tried any.
         devices: of how many.
-        lr: the one with the least ratio.
+        lr: the one with the least ratio; without any, the strategy's own.
     """
 
     kind: OptimiserKind
@@ -65,11 +67,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def at_edge(self) -> bool:
         """Whether a rate beyond the ladder may be better still."""
-        return self.lr in (self.rates[0], self.rates[-1])
+        return bool(self.ratios) and self.lr in (self.rates[0], self.rates[-1])
 
     @property
     def text(self) -> str:
         """For people, in a line."""
+        if not self.ratios:
+            return (
+                f"learning rate {self.lr:g} ({self.kind}), the strategy's own: no device could try "
+                f"those between {self.rates[0]:g} and {self.rates[-1]:g}"
+            )
         devices = "1 device" if self.devices == 1 else f"{self.devices} devices"
         ratio = self.ratios[self.rates.index(self.lr)]
         return (
@@ -77,6 +84,33 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             f"{len(self.rates)} between {self.rates[0]:g} and {self.rates[-1]:g}: a local round "
             f"makes the loss on held-out examples {ratio:.2g} times what it was"
         )
+
+
+class CalibrationProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A calibration that devices take part in.
+
+    Attributes:
+        asked: devices that are, or were, to try.
+        told: ratios by device; empty: it could not.
+        chosen: what came of them; None: nothing as yet.
+    """
+
+    asked: tuple[str, ...] = ()
+    told: dict[str, tuple[float, ...]] = {}
+    chosen: Calibration | None = None
+
+    @property
+    def text(self) -> str:
+        """For people, in a line."""
+        if self.chosen is not None:
+            return self.chosen.text
+        awaited = [name for name in self.asked if name not in self.told]
+        return f"learning rates are being tried by {', '.join(awaited)}"
+
+    @property
+    def ratios(self) -> list[NDArray[np.float64]]:
+        """What there is to choose by, in the order of the devices' names."""
+        return [np.array(self.told[name]) for name in sorted(self.told) if self.told[name]]
 
 
 class RateTester(Protocol):
@@ -131,6 +165,13 @@ def ladder_of(settings: Mapping[str, Any]) -> tuple[OptimiserKind, tuple[float, 
             f'optimiser: expected a kind of {", ".join(LADDERS)} beside lr = "{AUTO}", got {kind}'
         )
     return kind, LADDERS[kind]
+
+
+def drawn(candidates: Collection[str], seed: int) -> tuple[str, ...]:
+    """Who calibrates, by name: at most ``MOST_DEVICES``, the same for the same seed."""
+    names = sorted(candidates)
+    chosen = np.random.default_rng([seed, 0]).permutation(len(names))[:MOST_DEVICES]
+    return tuple(sorted(names[index] for index in chosen))
 
 
 def forms_of(rates: Sequence[float]) -> TensorForms:
@@ -232,17 +273,22 @@ def _loss(tester: RateTester, strategy: Strategy, state: ClientState) -> float:
     return tester.evaluate(network, score=score).own_loss
 
 
-def check_ratios(ratios: NDArray[np.float64]) -> None:
-    """Raise RefusedError, rule ``calibration``, for numbers that no device measures."""
-    if not (np.isfinite(ratios).all() and (ratios >= 0).all() and (ratios <= WORST).all()):
+def check_ratios(ratios: NDArray[np.float64], rates: int) -> None:
+    """Raise RefusedError, rule ``calibration``, for what no device measures of so many rates."""
+    within = np.isfinite(ratios) & (ratios >= 0) & (ratios <= WORST)
+    if ratios.shape != (rates,) or not within.all():
         raise RefusedError(
             "calibration",
-            f"calibration: expected ratios from 0 to {WORST:g}, got {ratios.tolist()}",
+            f"calibration: expected {rates} ratios from 0 to {WORST:g}, got {ratios.tolist()}",
         )
 
 
 def choose(
-    kind: OptimiserKind, rates: Sequence[float], told: Sequence[NDArray[np.float64]]
+    kind: OptimiserKind,
+    rates: Sequence[float],
+    told: Sequence[NDArray[np.float64]],
+    *,
+    otherwise: float,
 ) -> Calibration:
     """The rate with the least mean ratio; of equal ones the smallest.
 
@@ -252,22 +298,17 @@ def choose(
         told: each device's ratios, of ``try_rates``. Of each rate a tenth of the devices, at least
             one where there are five or more, is left out at either end, so that one that lies
             moves little.
-
-    Raises:
-        InputError: no device has told any.
+        otherwise: the rate where no device has told any.
     """
-    if not told:
-        raise InputError(
-            "calibration: no device could try learning rates, for which it takes four training "
-            "examples of a class; give optimiser.lr a number"
-        )
-    ordered = np.sort(np.stack(told), axis=0)
-    cut = math.ceil(_TRIM * len(told)) if len(told) >= 5 else 0
-    means = ordered[cut : len(told) - cut].mean(axis=0)
+    means: list[float] = []
+    if told:
+        ordered = np.sort(np.stack(told), axis=0)
+        cut = math.ceil(_TRIM * len(told)) if len(told) >= 5 else 0
+        means = [float(one) for one in ordered[cut : len(told) - cut].mean(axis=0)]
     return Calibration(
         kind=kind,
         rates=tuple(rates),
-        ratios=tuple(round(float(one), 6) for one in means),
+        ratios=tuple(round(one, 6) for one in means),
         devices=len(told),
-        lr=rates[int(np.argmin(means))],
+        lr=rates[int(np.argmin(means))] if means else otherwise,
     )

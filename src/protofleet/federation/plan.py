@@ -45,6 +45,7 @@ class Plan:
         settings: the bundle's, overridden by the file's; they travel with every task.
         rates: of which a calibration has to choose one before ``strategy`` can train; empty: the
             settings have one. Until then it is built with the smallest.
+        own_lr: the strategy's own rate, where no device can try any.
         aggregator: how the clients' vectors become one.
         sends: what devices tell beside their tensors.
         privacy: of the noise in ``strategy``; None: there is none.
@@ -56,6 +57,7 @@ class Plan:
     strategy: Strategy
     settings: dict[str, Any]
     rates: tuple[float, ...] = ()
+    own_lr: float = 0.0
     aggregator: Aggregator
     sends: Sends = field(default_factory=Sends)
     privacy: Privacy | None = None
@@ -147,7 +149,7 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
-    settings, rates = _calibrated(name, settings, model)
+    settings, rates, own_lr = _calibrated(name, settings, model)
     if rates and config.privacy.noise_multiplier is not None:
         raise InputError(
             f'optimiser.lr = "{AUTO}": what devices tell of the rates that they try is not covered '
@@ -169,6 +171,7 @@ def make_plan(config: FederationConfig) -> Plan:
         strategy=strategy,
         settings=settings,
         rates=rates,
+        own_lr=own_lr,
         aggregator=aggregator,
         sends=sends,
         privacy=privacy,
@@ -177,18 +180,20 @@ def make_plan(config: FederationConfig) -> Plan:
 
 def _calibrated(
     name: str, settings: dict[str, Any], model: Model
-) -> tuple[dict[str, Any], tuple[float, ...]]:
-    """Settings with the optimiser's kind, and the rates to choose from; none: they have one."""
+) -> tuple[dict[str, Any], tuple[float, ...], float]:
+    """Settings with the optimiser's kind, the rates to choose from, and the strategy's own.
+
+    No rates: the settings have one.
+    """
     if not is_auto(settings):
-        return settings, ()
-    optimiser = settings["optimiser"]
-    if "kind" not in optimiser:
-        default = build(name, {k: v for k, v in settings.items() if k != "optimiser"}, model)
-        own = msgspec.to_builtins(default.settings).get("optimiser") or {}
-        optimiser = {"kind": own.get("kind"), **optimiser}
-    settings = {**settings, "optimiser": optimiser}
+        return settings, (), 0.0
+    optimiser = {key: value for key, value in settings["optimiser"].items() if key != "lr"}
+    other = {key: value for key, value in settings.items() if key != "optimiser"}
+    default = build(name, other | ({"optimiser": optimiser} if "kind" in optimiser else {}), model)
+    own = msgspec.to_builtins(default.settings).get("optimiser") or {}
+    settings = {**other, "optimiser": {"kind": own.get("kind"), **settings["optimiser"]}}
     _, rates = ladder_of(settings)
-    return settings, rates
+    return settings, rates, own["lr"]
 
 
 def _check_participation(config: FederationConfig, strategy: Strategy) -> None:

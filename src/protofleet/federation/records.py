@@ -15,6 +15,7 @@ import numpy as np
 
 from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.calibration import Calibration
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome
 from protofleet.strategies.scores import MetricName, MetricValues
@@ -204,6 +205,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         outcome: what the run has done for its devices' owners; None: no owner has told, or the
             version that wrote this knew none.
         early_end: why it has fewer rounds than it was to have; None: it has them, or goes on.
+        calibration: how its learning rate was chosen; None: the settings have one.
         cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
             cells' own files.
     """
@@ -219,6 +221,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     switched_off: str = ""
     outcome: Outcome | None = None
     early_end: EarlyEnd | None = None
+    calibration: Calibration | None = None
     cells: tuple[CellRecord, ...] = ()
 
     @property

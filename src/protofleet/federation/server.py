@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from protofleet.errors import InputError, ProtofleetError
+from protofleet.errors import ProtofleetError
 from protofleet.federation import claims
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
-from protofleet.federation.calibration import AUTO
 from protofleet.federation.claims import Admitted, Limited, Norms
 from protofleet.federation.coding import (
     DecodedUpdate,
@@ -77,14 +76,9 @@ class Server:
         """The server of a plan.
 
         Raises:
-            InputError: a learning rate has to be chosen first, the bundle lacks a program that the
-                server needs, or the pooled test data do not fit.
+            InputError: the bundle lacks a program that the server needs, or the pooled test data
+                do not fit.
         """
-        if plan.rates:
-            raise InputError(
-                f'optimiser.lr = "{AUTO}": devices do not calibrate over MQTT as yet; give a '
-                "number, such as the one that protofleet.Federation(...).run() chooses here"
-            )
         return cls(
             plan=plan,
             expected=expect_updates(plan),

@@ -49,6 +49,14 @@ def troubles(rounds: Sequence[RoundRecord], outcome: Outcome | None) -> tuple[Tr
 
 def of_calibration(chosen: Calibration) -> Trouble | None:
     """What to tell of a learning rate that was chosen; None: nothing."""
+    if not chosen.ratios:
+        return Trouble(
+            what="no device could try learning rates, so the strategy's own is used, "
+            f"{chosen.lr:g}",
+            remedy="devices need four labelled training examples of a class, and phones in a "
+            "browser try none: give optimiser.lr the number that a device finds with "
+            "protofleet device try",
+        )
     if not chosen.at_edge:
         return None
     largest = chosen.lr == chosen.rates[-1]

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from protofleet.federation.calibration import Calibration
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
 from protofleet.report.comparison import ComparedMethod
 from protofleet.report.details import Latencies, Prototypes
@@ -124,6 +125,18 @@ def _label_scores(axes: Any, metric: Metric) -> None:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, 0), min(high, 100))
     _legend_above(axes)
+
+
+def ladder(chosen: Calibration) -> bytes:
+    """What each learning rate does to the loss on held-out examples."""
+
+    def draw(axes: Any) -> None:
+        axes.plot(chosen.rates, chosen.ratios, color=BLUE, marker="o")
+        axes.plot([chosen.lr], [chosen.ratios[chosen.rates.index(chosen.lr)]], "D", color=RED, ms=9)
+        axes.axhline(1.0, color=INK, lw=0.8, ls=":")
+        axes.set(xlabel="Learning rate", ylabel="Loss after / before", xscale="log", yscale="log")
+
+    return _drawn(draw)
 
 
 def bytes_by_round(rounds: Sequence[RoundRecord]) -> bytes:

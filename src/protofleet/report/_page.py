@@ -320,6 +320,7 @@ def _facts(result: RunRecord, details: Details) -> dict[str, str]:
         "Wall time": units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Codec (up / down)": result.codec,
         "Differential privacy": _privacy(result.privacy),
+        "Learning rate": result.calibration.text if result.calibration else "",
         "Early end": result.early_end.text if result.early_end else "",
         "Devices do not send": result.switched_off,
         "Cells": ", ".join(f"{one.id}: {one.devices} devices" for one in result.cells),
@@ -357,6 +358,7 @@ def _per_round(result: RunRecord) -> str:
 def _pictures(result: ComparedRecord, details: Details) -> list[Picture]:
     return [
         *_score_pictures(result),
+        *_ladder_pictures(result),
         *_compared_pictures(result),
         *_byte_pictures(result),
         *_latency_pictures(details),
@@ -380,6 +382,22 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
             alt=f"Line plot of {label} over {len(rounds)} rounds. "
             f"Last round: {', '.join(ends) or 'not scored'}.",
             uri=data_uri(_figures.scores_by_round(rounds)),
+        )
+    ]
+
+
+def _ladder_pictures(result: RunRecord) -> list[Picture]:
+    chosen = result.calibration
+    if chosen is None or not chosen.ratios:
+        return []
+    return [
+        Picture(
+            key="rates",
+            title="Learning rates that were tried",
+            caption="Loss on held-out examples after a local round, divided by the loss before; "
+            "the red one is used.",
+            alt=f"Line plot of {len(chosen.rates)} learning rates; {chosen.text}.",
+            uri=data_uri(_figures.ladder(chosen)),
         )
     ]
 

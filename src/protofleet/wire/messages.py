@@ -37,6 +37,9 @@ MOST_RECEIPTS = 2048
 MOST_REFUSED = 64
 MOST_OVERTAKEN = 16
 """In an announcement: half of a packet."""
+MOST_RATES = 16
+MOST_CALIBRATING = 64
+"""Of a calibration."""
 
 Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 """Of a device's owner, for taking part: ``charging``, ``network``, …"""
@@ -109,6 +112,33 @@ class BundleProgress(msgspec.Struct, frozen=True, kw_only=True):
     reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
 
+class CalibrationOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Learning rates that some devices are to try before the first round, in an announcement.
+
+    ``key``: names the order; an answer to another one does not count. ``settings``: the announced
+    strategy's, with any rate. ``seed``: of the federation. ``rates``: ascending. ``devices``: who
+    is asked.
+    """
+
+    key: Word
+    settings: dict[str, Any]
+    seed: int
+    rates: Annotated[tuple[float, ...], msgspec.Meta(min_length=1, max_length=MOST_RATES)]
+    devices: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MOST_CALIBRATING)]
+
+
+class CalibrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the rates, in a presence; its being there says that the device can try any.
+
+    ``key``: of the order that it answers; empty: of none. ``ratios``: of each rate, the loss on
+    held-out examples after a local round divided by the loss before; empty: the device could try
+    none.
+    """
+
+    key: Word
+    ratios: Annotated[tuple[float, ...], msgspec.Meta(max_length=MOST_RATES)] = ()
+
+
 class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
@@ -118,7 +148,8 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     it takes, at least 256; 0: what a packet holds. ``held``: the owner's conditions that are not
     met now; a device with any is there and not to be invited. ``sequence``: the bundle's.
     ``takes_bundles``: whether it takes another one over the wire; ``progress``: with the one that
-    it was offered last. ``handshake``: where the federation has keys.
+    it was offered last. ``handshake``: where the federation has keys. ``calibration``: left out by
+    a device that can try no learning rates.
     """
 
     device_id: Word
@@ -136,6 +167,7 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     takes_bundles: bool = False
     progress: BundleProgress | None = None
     handshake: DeviceHandshake | None = None
+    calibration: CalibrationAnswer | msgspec.UnsetType = msgspec.UNSET
 
 
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
@@ -151,7 +183,8 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     of that apart. ``run_id``: of the run that the coordinator's folder holds, over its restarts and
     moves; empty: it does not say. ``receipts``: of a ``finished`` run, by the first 12 digits of
     the transfer ids: updates that were taken, and whose devices may not have heard that.
-    ``handshake``: where the federation has keys.
+    ``handshake``: where the federation has keys. ``calibration``: left out but while devices are
+    asked.
     """
 
     federation: Word
@@ -173,6 +206,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     run_id: Word = ""
     receipts: Annotated[tuple[ReceiptName, ...], msgspec.Meta(max_length=MOST_RECEIPTS)] = ()
     handshake: CoordinatorHandshake | None = None
+    calibration: CalibrationOrder | msgspec.UnsetType = msgspec.UNSET
 
     def has_receipt(self, transfer_id: str) -> bool:
         """Whether an update was taken, by what is said here."""

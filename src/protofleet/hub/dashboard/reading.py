@@ -21,12 +21,13 @@ from msgspec.structs import replace
 from protofleet.coordinator.control import Order, is_served, read_order
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import RunAbout, to_early_end
+from protofleet.coordinator.ledger_reading import RunAbout, to_calibration, to_early_end
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.coordinator.usage_rows import UsageRows
 from protofleet.errors import InputError, RefusedError
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.coding import to_evaluation
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
@@ -124,6 +125,7 @@ class RunReader:
             devices=self._merged(),
             outcome=ledger.outcome,
             early_end="" if end is None or end.lifted else end.text,
+            calibration=ledger.calibration,
             events=tuple(stream.events),
             event_counts=dict(stream.counts),
             logs=dict(stream.logs),
@@ -200,6 +202,7 @@ class _LedgerReader:
         self.current: CurrentRound | None = None
         self.order = Order()
         self.early_end: EarlyEnd | None = None
+        self.calibration: CalibrationProgress | None = None
         self.updates: dict[str, DeviceView] = {}
         self.invited: set[str] = set()
         self.usage: dict[str, DeviceUsage] = {}
@@ -267,6 +270,7 @@ class _LedgerReader:
             self.task = msgspec.json.decode(self.identity["about"], type=RunAbout).task
         self.order = read_order(db)
         self.early_end = to_early_end(self.identity.get("early_end"))
+        self.calibration = to_calibration(self.identity.get("calibration"))
         before = len(self.committed)
         self._read_committed(db)
         self._read_updates(db)

@@ -9,6 +9,7 @@ import msgspec
 
 from protofleet.coordinator.events import CoordinatorEvent
 from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.outcome import Outcome, OwnerOutcome
 from protofleet.federation.records import RoundRecord
 from protofleet.tensors import TaskName
@@ -142,6 +143,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         update_times: round → device → when its update was taken, of the latest rounds.
         outcome: what it has done for the devices' owners, a summary; None: nobody has told.
         early_end: why the run has ended before its last round; empty: it has not.
+        calibration: of its learning rate; None: the settings have one.
         disk_free_bytes, disk_bytes: of the disk that the folder is on.
         trouble: why the folder could not be read just now; empty: it could.
     """
@@ -162,6 +164,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[str, DeviceView] = {}
     outcome: Outcome | None = None
     early_end: str = ""
+    calibration: CalibrationProgress | None = None
     events: tuple[LoggedEvent, ...] = ()
     event_counts: Mapping[str, int] = {}
     logs: Mapping[str, LoggedEvent] = {}

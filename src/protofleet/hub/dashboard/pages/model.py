@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.records import RoundRecord
 from protofleet.hub.dashboard.pages import Lines, PageRequest, chart
 from protofleet.hub.dashboard.prototypes import PrototypeLayer, read_prototypes
@@ -14,6 +16,7 @@ from protofleet.strategies.tasks import METRICS, TASKS, Metric
 
 _LINES = 8
 _WIDTH, _HEIGHT, _EDGE = 480.0, 320.0, 12.0
+_LADDER_TOP, _LADDER_HEIGHT, _LEAST = 30.0, 90.0, 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,21 @@ class Scatter:
     layer: PrototypeLayer
     points: tuple[tuple[float, float], ...]
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """Learning rates that devices tried, as a curve in pixels.
+
+    Attributes:
+        text: which was chosen, and how.
+        points: of each rate: its number as text, its ratio as text, x and y.
+        chosen: index of the one that is used.
+    """
+
+    text: str
+    points: tuple[tuple[str, str, float, float], ...]
+    chosen: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +76,7 @@ class ModelView:
     figures: str
     scatters: tuple[Scatter, ...]
     epsilon: float | None
+    ladder: Ladder | None
 
 
 def details(
@@ -96,7 +115,27 @@ def view(asked: PageRequest) -> ModelView:
         figures=_chart(rounds, _by_name([one.figures for one in rounds])),
         scatters=tuple(_scatter(layer) for layer in asked.details),
         epsilon=private[-1].epsilon if private else None,
+        ladder=_ladder(asked.run.calibration),
     )
+
+
+def _ladder(progress: CalibrationProgress | None) -> Ladder | None:
+    chosen = None if progress is None else progress.chosen
+    if chosen is None or not chosen.ratios:
+        return None
+    ratios = [max(ratio, _LEAST) for ratio in chosen.ratios]
+    low, high = min(ratios), max(ratios)
+    step, span = (_WIDTH - 4 * _EDGE) / max(len(chosen.rates) - 1, 1), math.log(high / low) or 1.0
+    points = tuple(
+        (
+            f"{rate:g}",
+            f"{chosen.ratios[index]:.2g}",
+            round(2 * _EDGE + index * step, 1),
+            round(_LADDER_TOP + _LADDER_HEIGHT * (1 - math.log(ratio / low) / span), 1),
+        )
+        for index, (rate, ratio) in enumerate(zip(chosen.rates, ratios, strict=True))
+    )
+    return Ladder(text=chosen.text, points=points, chosen=chosen.rates.index(chosen.lr))
 
 
 def _headlines(rounds: Sequence[RoundRecord], name: str) -> list[float | None]:

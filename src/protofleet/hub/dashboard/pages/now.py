@@ -135,9 +135,10 @@ def _between(run: RunSnapshot) -> str:
         return f"{verb}; round {coming} is next"
     if run.operation == "paused":
         return f"Paused before round {coming}"
-    if run.needed is not None and run.live is not None:
-        return f"Round {coming} waits for {max(0, run.needed - run.live)} of {run.needed} devices"
-    return f"Round {coming} is about to open"
+    if run.needed is not None and run.live is not None and run.live < run.needed:
+        return f"Round {coming} waits for {run.needed - run.live} of {run.needed} devices"
+    rateless = run.calibration is not None and run.calibration.chosen is None
+    return f"Round {coming} {'waits for a learning rate' if rateless else 'is about to open'}"
 
 
 def _needed(run: RunSnapshot) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""A cell's schedule: no round before the root has ordered it, and no rule but that changes."""
+"""A schedule that waits: no round before it may open, as a cell's root orders it."""
 
-from protofleet.coordinator.cell import CellSchedule
+from protofleet.federation.gated_schedule import GatedSchedule
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -20,13 +20,13 @@ class _Root:
 
     ordered = 0
 
-    def __call__(self):
-        return self.ordered
+    def __call__(self, round_id):
+        return round_id <= self.ordered
 
 
 def _made():
     root = _Root()
-    return root, CellSchedule(inner=SynchronousSchedule(rounds=2, seed=0), ordered=root)
+    return root, GatedSchedule(inner=SynchronousSchedule(rounds=2, seed=0), may_open=root)
 
 
 def test_a_round_opens_when_it_is_ordered():

@@ -1,0 +1,140 @@
+"""A device's part in a calibration: it tries learning rates, and tells what came of each.
+
+A round goes before: a task that comes meanwhile ends the trial, which then begins again. Nothing of
+it is stored; a process that takes another's place does it again, with the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from itertools import pairwise
+
+from protofleet.edge.current_round import Report
+from protofleet.edge.identity import Identity
+from protofleet.edge.training import Learner, TrainingThread
+from protofleet.errors import InputError, ProtofleetError, ProvisionError, RefusedError
+from protofleet.federation.calibration import RATIOS
+from protofleet.federation.client import MOST_SEED, RoundConfig, open_payload
+from protofleet.federation.randomness import server_rng
+from protofleet.tensors import blobs
+from protofleet.wire.messages import Announcement, CalibrationAnswer, CalibrationOrder, Task
+
+_log = logging.getLogger(__name__)
+
+
+class Calibrating:
+    """Tries the rates that an announcement names.
+
+    Args:
+        learner: trains and scores.
+        training: the learner's thread.
+        who: what may be sent.
+        report: told what happens.
+
+    Attributes:
+        answer: for the presence.
+    """
+
+    def __init__(
+        self, learner: Learner, training: TrainingThread, who: Identity, report: Report
+    ) -> None:
+        self._learner, self._training, self._who, self._report = learner, training, who, report
+        self._order: CalibrationOrder | None = None
+        self._strategy = ""
+        self._running = False
+        self.answer = CalibrationAnswer(key="")
+        self._waiting: Task | None = None
+
+    def announced(self, announcement: Announcement) -> None:
+        """Take an announcement that fits the device."""
+        order = announcement.calibration
+        asked = isinstance(order, CalibrationOrder) and self._who.device_id in order.devices
+        self._order = order if asked and isinstance(order, CalibrationOrder) else None
+        self._strategy = announcement.strategy
+        if self._order is None and self._running:
+            self._training.cancel()  # nobody waits for it
+
+    def ends_for(self, task: Task) -> bool:
+        """Whether a task has to wait, for a moment, for the end of a trial."""
+        if self._running:
+            self._training.cancel()
+            self._waiting = task
+        return self._running
+
+    def take_waiting(self) -> Task | None:
+        """The task that has waited, once the trial has ended; None: there is none."""
+        if self._running:
+            return None
+        task, self._waiting = self._waiting, None
+        return task
+
+    def advance(self, *, idle: bool) -> bool:
+        """Begin if it is time, and take what has come; whether there is an answer to publish.
+
+        Args:
+            idle: whether the device is in no round, and its owner lets it train.
+        """
+        order, done = self._order, False
+        if self._running and self._training.tried():
+            self._running = False
+            done = self._take()
+        elif order is not None and idle and not self._running and not self._answers(order):
+            done = self._begin(order)
+        return done
+
+    def _answers(self, order: CalibrationOrder) -> bool:
+        """Whether there is nothing to begin: it is answered, or a task goes before."""
+        return order.key == self.answer.key or self._waiting is not None
+
+    def _begin(self, order: CalibrationOrder) -> bool:
+        """Start, or answer at once that this device cannot."""
+        if not self._who.sends.scores:
+            return self._tell(order, ())  # a ratio of losses tells how well a model does
+        try:
+            check_order(order)
+            strategy = self._learner.strategy(self._strategy, order.settings)
+            server = strategy.server_init(self._learner.model, server_rng(order.seed, 0))
+            payload = strategy.downlink(server, self._who.device_id)
+            rates = RoundConfig(round_id=1, seed=order.seed, rates=order.rates)
+            received = open_payload(blobs.encode(payload.tensors), rates, strategy.payload)
+        except ProtofleetError as error:
+            _log.warning("no learning rates can be tried: %s", error)
+            return self._tell(order, ())
+        self._training.try_rates(strategy, received)
+        self._running = True
+        self._report("calibrating", {"rates": order.rates})
+        return False
+
+    def _take(self) -> bool:
+        order = self._order
+        try:
+            trained = self._training.take_trial()
+        except (InputError, ProvisionError, RefusedError) as error:
+            _log.warning("no learning rates can be tried: %s", error)
+            return order is not None and self._tell(order, ())
+        if trained is None or order is None:
+            return False
+        found = trained.update.tensors.get(RATIOS)
+        seconds = trained.costs.phases_s.get("train", 0.0)
+        return self._tell(order, () if found is None else tuple(found.tolist()), seconds)
+
+    def _tell(
+        self, order: CalibrationOrder, ratios: tuple[float, ...], seconds: float = 0.0
+    ) -> bool:
+        self.answer = CalibrationAnswer(key=order.key, ratios=ratios)
+        told = {"rates": order.rates if ratios else (), "ratios": ratios, "train_s": seconds}
+        self._report("calibrated", told)
+        return True
+
+
+def check_order(order: CalibrationOrder) -> None:
+    """Raise RefusedError, rule ``calibration``, unless a device can try such rates."""
+    rates = order.rates
+    good = all(0 < rate < math.inf for rate in rates)
+    if not (good and all(one < other for one, other in pairwise(rates))):
+        raise RefusedError(
+            "calibration", f"calibration: expected rates above 0, ascending, got {rates}"
+        )
+    if not 0 <= order.seed <= MOST_SEED:
+        raise RefusedError("seed", f"calibration: expected a seed from 0 to {MOST_SEED}")
