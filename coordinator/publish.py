@@ -67,20 +67,24 @@ def stored_bundle(run_dir: Path, digest: str) -> Path:
     return run_dir / BUNDLES / f"{digest}{SUFFIX}"
 
 
-def plan_in_place(config: FederationConfig) -> Plan:
+def plan_in_place(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     """The plan of a run with the bundle that has taken the place of the federation file's.
+
+    Args:
+        config: the federation file.
+        finds_rate: as of ``make_plan``.
 
     Raises:
         InputError: as ``make_plan``.
         RefusedError: as ``make_plan``.
     """
-    plan = make_plan(config)
+    plan = make_plan(config, finds_rate=finds_rate)
     active = read_identity(config.run_dir).get("bundle", plan.bundle.digest)
     known = stored_bundle(config.run_dir, plan.bundle.digest).exists()
     path = stored_bundle(config.run_dir, active)
     if active == plan.bundle.digest or not known or not path.exists():
         return plan  # another bundle than the run's is refused by its ledger
-    return make_plan(msgspec.structs.replace(config, bundle=path))
+    return make_plan(msgspec.structs.replace(config, bundle=path), finds_rate=finds_rate)
 
 
 def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> RolloutStatus:

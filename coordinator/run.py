@@ -158,7 +158,8 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     config = part.config
     with _PLANNING:
         rounds = max(config.rounds, extended_rounds(config.run_dir))
-        plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
+        alone = part.file.cells is None
+        plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds), finds_rate=alone)
         server = part.server_of(plan)
         prepare_records()
     config = plan.config
@@ -250,11 +251,15 @@ class _Part:
         return RootLedger(folder, identity, strategy=plan.strategy, patience_s=patience_s)
 
     def with_rate(self, server: Server, ledger: Ledger) -> Server:
-        """The same with the learning rate that devices have found, if they have."""
-        found = ledger.calibration()
-        if not server.plan.rates or found is None or found.chosen is None:
-            return server
-        return self._calibrated(server.plan, found.chosen.lr)
+        """The same with the learning rate that devices have found, if they have.
+
+        A run that an earlier version has begun goes on with the strategy's own.
+        """
+        plan, found = server.plan, ledger.calibration()
+        if found is not None and found.chosen is not None:
+            return self._calibrated(plan, found.chosen.lr) if plan.rates else server
+        begun = ledger.state().round_id > 1 or ledger.state().phase is not RoundPhase.WAITING
+        return self._calibrated(plan, plan.own_lr) if plan.rates and begun else server
 
     def _calibrated(self, plan: Plan, lr: float) -> Server:
         with _PLANNING:

@@ -202,6 +202,10 @@ def test_a_device_s_id_alone_can_say_its_cell():
         ),
         ({"strategy": StrategySettings(name="fedamp")}, "'fedamp' .* looks at single updates"),
         (
+            {"strategy": StrategySettings(settings={"optimiser": {"lr": "auto"}})},
+            "optimiser.lr = .* give a number",
+        ),
+        (
             {"privacy": PrivacySettings(noise_multiplier=1.0, devices=5)},
             "no privacy.noise_multiplier",
         ),

@@ -31,7 +31,12 @@ from protofleet.tensors import Layout, TensorMap
 from protofleet.tensors.blobs import encode
 
 PROGRAMS = Path(__file__).with_name("tiny_programs")
-SETTINGS: Mapping[str, Any] = {"epochs": 1, "batch_size": 16}
+SETTINGS: Mapping[str, Any] = {
+    "epochs": 1,
+    "batch_size": 16,
+    "optimiser": {"kind": "adam", "lr": 0.002},
+}
+"""With a rate: what devices find is ``test_calibrating``'s."""
 
 
 def tiny_bundle(

@@ -20,6 +20,7 @@ from protofleet.bundle.manifest import Port, StrategyDecl, TensorDecl
 from protofleet.tensors.blobs import encode
 
 _G, _D = 6, 4
+_STRATEGY = {"epochs": 2, "batch_size": 8, "optimiser": {"kind": "adam", "lr": 0.002}}
 _SHAPES = {"alp.local_prototypes": (_G, _D), "alp.global_prototypes": (_G, _D), "beta": ()}
 
 
@@ -48,7 +49,7 @@ def tiny_prototype_bundle(path: Path, key: Ed25519PrivateKey) -> Path:
         manifest,
         state=tuple(TensorDecl(name=name, shape=shape) for name, shape in _SHAPES.items()),
         programs=programs,
-        strategy=StrategyDecl(name="fedali", settings={"epochs": 2, "batch_size": 8}),
+        strategy=StrategyDecl(name="fedali", settings=_STRATEGY),
     )
     write_bundle(path, changed, files, key)
     return path

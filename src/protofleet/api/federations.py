@@ -229,6 +229,7 @@ class Federation:
             folder=folder,
             name=name,
             stop=self._stop(),
+            finds_rate=True,
         )
 
     def _stop(self) -> StopSettings:

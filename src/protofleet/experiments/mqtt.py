@@ -16,8 +16,10 @@ from protofleet.coordinator.status import counted_updates
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
+from protofleet.federation.calibration import lacks_rate, with_rate
+from protofleet.federation.plan import Plan
 from protofleet.federation.records import ClientCosts, RoundRecord, RunRecord, load_record
-from protofleet.federation.settings import FederationConfig
+from protofleet.federation.settings import FederationConfig, StrategySettings
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
@@ -52,7 +54,9 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
     with _broker(broker) as reached:
         plan = job.plan(reached)
         run_dir = plan.config.run_dir
-        config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
+        config = msgspec.structs.replace(
+            plan.config, federation=_federation_name(job), strategy=_strategy(plan)
+        )
         file = job.folder / "federation.toml"
         file.write_bytes(to_toml(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
@@ -111,6 +115,17 @@ def _federation_name(job: Job) -> str:
     """A name that topics allow; it tells runs on one broker apart."""
     name = f"{job.name}-{job.method.label}-{job.seed}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[-64:].strip("-")
+
+
+def _strategy(plan: Plan) -> StrategySettings:
+    """The method's, with the rate that it has: what nobody has set a coordinator leaves open."""
+    chosen = plan.config.strategy
+    optimiser = msgspec.to_builtins(plan.strategy.settings).get("optimiser")
+    if plan.rates or not optimiser or not lacks_rate(plan.settings):
+        return chosen
+    named = {"kind": optimiser["kind"], **chosen.settings.get("optimiser", {})}
+    settings = with_rate({**chosen.settings, "optimiser": named}, optimiser["lr"])
+    return msgspec.structs.replace(chosen, settings=settings)
 
 
 def _values(config: FederationConfig) -> dict[str, Any]:

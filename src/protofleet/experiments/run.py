@@ -56,6 +56,8 @@ class Job:
         data: the seed's files.
         folder: the run's own.
         name: of the experiment.
+        stop: when it ends before its last round.
+        finds_rate: whether clients find a learning rate that nobody has set.
     """
 
     experiment: Experiment
@@ -67,6 +69,7 @@ class Job:
     folder: Path
     name: str
     stop: StopSettings = NEVER
+    finds_rate: bool = False
 
     @property
     def clients(self) -> dict[str, ClientFiles]:
@@ -121,7 +124,7 @@ class Job:
             aggregation=self.experiment.aggregation_of(self.method),
             privacy=self._privacy,
         )
-        return make_plan(config)
+        return make_plan(config, finds_rate=self.finds_rate)
 
     @property
     def _cohort(self) -> Literal["all"] | Amount:

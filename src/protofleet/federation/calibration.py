@@ -148,9 +148,15 @@ def is_auto(settings: Mapping[str, Any]) -> bool:
     return isinstance(optimiser, Mapping) and optimiser.get("lr") == AUTO
 
 
-def with_rate(settings: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """The settings with a number in the place of the optimiser's rate."""
-    return {**settings, "optimiser": {**settings["optimiser"], "lr": rate}}
+def lacks_rate(settings: Mapping[str, Any]) -> bool:
+    """Whether a strategy's settings say nothing of the learning rate."""
+    optimiser = settings.get("optimiser", {})
+    return isinstance(optimiser, Mapping) and "lr" not in optimiser
+
+
+def with_rate(settings: Mapping[str, Any], rate: float | str) -> dict[str, Any]:
+    """The settings with a number, or ``AUTO``, in the place of the optimiser's rate."""
+    return {**settings, "optimiser": {**settings.get("optimiser", {}), "lr": rate}}
 
 
 def ladder_of(settings: Mapping[str, Any]) -> tuple[OptimiserKind, tuple[float, ...]]:

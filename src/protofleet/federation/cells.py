@@ -22,6 +22,7 @@ import numpy as np
 
 from protofleet.durable import write_synced
 from protofleet.errors import InputError, RefusedError
+from protofleet.federation.calibration import AUTO
 from protofleet.federation.coding import read_update
 from protofleet.federation.early_stopping import NEVER
 from protofleet.federation.plan import Plan
@@ -133,13 +134,18 @@ def check_cells(config: FederationConfig, plan: Plan) -> None:
 
     Raises:
         InputError: sums of a strategy that looks at single updates, beside a rule that does, or
-            noise.
+            noise, or a learning rate that devices are to find.
     """
     cells, name = _cells(config), plan.strategy.description.name
     if config.privacy.noise_multiplier is not None:
         raise InputError(
             "cells: expected no privacy.noise_multiplier beside them: a device's part in the noise "
             "is not followed over cells; leave one of the two out"
+        )
+    if plan.rates:
+        raise InputError(
+            f'optimiser.lr = "{AUTO}": devices of several cells do not find one together; give a '
+            "number, such as the one that a device finds with protofleet device try"
         )
     if config.schedule.takes_older:
         raise InputError(

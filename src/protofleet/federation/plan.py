@@ -11,7 +11,7 @@ import msgspec
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.buffered import BufferedSchedule
-from protofleet.federation.calibration import AUTO, is_auto, ladder_of, with_rate
+from protofleet.federation.calibration import AUTO, is_auto, lacks_rate, ladder_of, with_rate
 from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
@@ -28,6 +28,7 @@ from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.optimisers import LADDERS
 from protofleet.strategies.training import check_batch_sizes
 from protofleet.strategies.types import Description, ServerState, Strategy
 from protofleet.tensors import Model
@@ -42,7 +43,9 @@ class Plan:
         bundle: verified.
         model: the bundle's initial values.
         strategy: built with ``settings``.
-        settings: the bundle's, overridden by the file's; they travel with every task.
+        settings: the bundle's, overridden by the file's; they travel with every task. A learning
+            rate that nobody has set is "auto".
+        given: the settings without that.
         rates: of which a calibration has to choose one before ``strategy`` can train; empty: the
             settings have one. Until then it is built with the smallest.
         own_lr: the strategy's own rate, where no device can try any.
@@ -56,6 +59,7 @@ class Plan:
     model: Model
     strategy: Strategy
     settings: dict[str, Any]
+    given: dict[str, Any]
     rates: tuple[float, ...] = ()
     own_lr: float = 0.0
     aggregator: Aggregator
@@ -125,7 +129,7 @@ class Plan:
             "federation": self.config.federation,
             "bundle": self.bundle.digest,
             "strategy": self.strategy.description.name,
-            "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
+            "settings": msgspec.json.encode(self.given, order="sorted").decode(),
             "seed": str(self.config.seed),
             "codec": self.config.codec.identity,
             "schedule": self.config.schedule.identity,
@@ -134,8 +138,13 @@ class Plan:
         }
 
 
-def make_plan(config: FederationConfig) -> Plan:
+def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     """Open the bundle and build the strategy.
+
+    Args:
+        config: the federation file.
+        finds_rate: whether devices find a learning rate that nobody has set; else, and where they
+            cannot (beside noise, and in cells), it is the strategy's own.
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
@@ -149,8 +158,9 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
-    settings, rates, own_lr = _calibrated(name, settings, model)
-    if rates and config.privacy.noise_multiplier is not None:
+    given, noise = settings, config.privacy.noise_multiplier is not None
+    settings, rates, own_lr = _calibrated(name, given, model, finds_rate=finds_rate and not noise)
+    if rates and noise:
         raise InputError(
             f'optimiser.lr = "{AUTO}": what devices tell of the rates that they try is not covered '
             "by the noise of [privacy]; give a number"
@@ -170,6 +180,7 @@ def make_plan(config: FederationConfig) -> Plan:
         model=model,
         strategy=strategy,
         settings=settings,
+        given=given,
         rates=rates,
         own_lr=own_lr,
         aggregator=aggregator,
@@ -179,19 +190,22 @@ def make_plan(config: FederationConfig) -> Plan:
 
 
 def _calibrated(
-    name: str, settings: dict[str, Any], model: Model
+    name: str, given: dict[str, Any], model: Model, *, finds_rate: bool
 ) -> tuple[dict[str, Any], tuple[float, ...], float]:
     """Settings with the optimiser's kind, the rates to choose from, and the strategy's own.
 
-    No rates: the settings have one.
+    No rates: the settings have one, or the strategy has no such optimiser.
     """
-    if not is_auto(settings):
-        return settings, (), 0.0
-    optimiser = {key: value for key, value in settings["optimiser"].items() if key != "lr"}
-    other = {key: value for key, value in settings.items() if key != "optimiser"}
+    asked = is_auto(given)
+    if not asked and not (finds_rate and lacks_rate(given)):
+        return given, (), 0.0
+    optimiser = {key: value for key, value in given.get("optimiser", {}).items() if key != "lr"}
+    other = {key: value for key, value in given.items() if key != "optimiser"}
     default = build(name, other | ({"optimiser": optimiser} if "kind" in optimiser else {}), model)
     own = msgspec.to_builtins(default.settings).get("optimiser") or {}
-    settings = {**other, "optimiser": {"kind": own.get("kind"), **settings["optimiser"]}}
+    if not asked and own.get("kind") not in LADDERS:
+        return given, (), 0.0
+    settings = with_rate({**other, "optimiser": {"kind": own.get("kind"), **optimiser}}, AUTO)
     _, rates = ladder_of(settings)
     return settings, rates, own["lr"]
 
