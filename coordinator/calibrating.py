@@ -27,6 +27,7 @@ from protofleet.federation.calibration import (
     with_rate,
 )
 from protofleet.federation.plan import Plan
+from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.trouble import of_calibration
 from protofleet.wire.messages import MOST_CALIBRATING, CalibrationAnswer, CalibrationOrder
 
@@ -165,6 +166,20 @@ class Calibrating:
     def _keep(self, **changes: object) -> None:
         self._progress = msgspec.structs.replace(self._progress, **changes)
         self._ledger.run.note_calibration(self._progress)
+
+
+def known_rate(plan: Plan, ledger: Ledger) -> float | None:
+    """The learning rate that devices have found; None: they are to, or the settings have one.
+
+    A run that an earlier version has begun goes on with the strategy's own.
+    """
+    if not plan.rates:
+        return None
+    progress, state = ledger.calibration(), ledger.state()
+    if progress is not None and progress.chosen is not None:
+        return progress.chosen.lr
+    begun = state.round_id > 1 or state.phase is not RoundPhase.WAITING
+    return plan.own_lr if begun else None
 
 
 def _key_of(plan: Plan, run_id: str) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 import msgspec
 
 from protofleet.coordinator import events
+from protofleet.coordinator.calibrating import known_rate
 from protofleet.coordinator.cell import CellRounds, CellService
 from protofleet.coordinator.control import extended_rounds, is_served
 from protofleet.coordinator.credentials import open_credentials
@@ -251,15 +252,9 @@ class _Part:
         return RootLedger(folder, identity, strategy=plan.strategy, patience_s=patience_s)
 
     def with_rate(self, server: Server, ledger: Ledger) -> Server:
-        """The same with the learning rate that devices have found, if they have.
-
-        A run that an earlier version has begun goes on with the strategy's own.
-        """
-        plan, found = server.plan, ledger.calibration()
-        if found is not None and found.chosen is not None:
-            return self._calibrated(plan, found.chosen.lr) if plan.rates else server
-        begun = ledger.state().round_id > 1 or ledger.state().phase is not RoundPhase.WAITING
-        return self._calibrated(plan, plan.own_lr) if plan.rates and begun else server
+        """The same with the learning rate that devices have found, if they have."""
+        rate = known_rate(server.plan, ledger)
+        return server if rate is None else self._calibrated(server.plan, rate)
 
     def _calibrated(self, plan: Plan, lr: float) -> Server:
         with _PLANNING:

@@ -14,6 +14,7 @@ from packed import pack_update
 from tiny_plan import tiny
 
 from protofleet.coordinator import attendance, rounds, service
+from protofleet.coordinator.calibrating import known_rate
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_reading import RunAbout
 from protofleet.coordinator.results import Results
@@ -72,10 +73,9 @@ class Federation:
             )
             ledger.run.note_about(about)
             results = Results(ledger, about)
-            found = ledger.calibration()
-            chosen = None if found is None else found.chosen
+            rate = known_rate(plan, ledger)
             service = Service(
-                self.server if chosen is None else self.calibrated(chosen.lr),
+                self.server if rate is None else self.calibrated(rate),
                 ledger,
                 self.endpoint,
                 results=results,

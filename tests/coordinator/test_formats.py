@@ -63,11 +63,10 @@ def test_a_run_goes_on_in_the_middle_of_its_round_with_the_same_bits(
     stored, open_federation, number
 ):
     whole = open_federation(rounds=3, name="whole")
-    both = [whole.online("a"), whole.online("b")]
     rounds = [whole.delivers(name, k) for k in (1, 2, 3) for name in ("a", "b")]
-    whole.play(CONNECTED, both, *rounds)
+    whole.play(CONNECTED, whole.online("a"), whole.online("b"), *rounds)
     fed, former = stored(number), f"ledger.format{number}.sqlite"
-    run = fed.plan.config.run_dir
+    run, both = fed.plan.config.run_dir, [fed.online("a"), fed.online("b")]
     fed.play(CONNECTED, both)
     assert fed.state.delivered == {"a"}
     assert (run / former).exists() == (number != FORMAT)

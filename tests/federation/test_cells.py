@@ -216,7 +216,7 @@ def test_what_sums_cannot_do_is_refused(tiny, config, changed, message):
     plan = tiny.plan
     if "strategy" in changed:
         bare = msgspec.structs.replace(file, aggregation=AggregationSettings())
-        plan = make_plan(bare)
+        plan = make_plan(bare, finds_rate=False)
     with pytest.raises(InputError, match=message):
         cells.check_cells(file, plan)
     cells.check_cells(config, tiny.plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ from protofleet.federation.settings import (
 from protofleet.federation.staleness import Mixing
 from protofleet.federation.suitability import build_for
 from protofleet.federation.synchronous import SynchronousSchedule
-from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.optimisers import LADDERS
@@ -159,7 +160,8 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
     given, noise = settings, config.privacy.noise_multiplier is not None
-    settings, rates, own_lr = _calibrated(name, given, model, finds_rate=finds_rate and not noise)
+    default = partial(build_for, bundle.manifest, model, name)
+    settings, rates, own_lr = _calibrated(given, default, finds_rate=finds_rate and not noise)
     if rates and noise:
         raise InputError(
             f'optimiser.lr = "{AUTO}": what devices tell of the rates that they try is not covered '
@@ -190,7 +192,7 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
 
 
 def _calibrated(
-    name: str, given: dict[str, Any], model: Model, *, finds_rate: bool
+    given: dict[str, Any], build: Callable[[dict[str, Any]], Strategy], *, finds_rate: bool
 ) -> tuple[dict[str, Any], tuple[float, ...], float]:
     """Settings with the optimiser's kind, the rates to choose from, and the strategy's own.
 
@@ -201,7 +203,7 @@ def _calibrated(
         return given, (), 0.0
     optimiser = {key: value for key, value in given.get("optimiser", {}).items() if key != "lr"}
     other = {key: value for key, value in given.items() if key != "optimiser"}
-    default = build(name, other | ({"optimiser": optimiser} if "kind" in optimiser else {}), model)
+    default = build(other | ({"optimiser": optimiser} if "kind" in optimiser else {}))
     own = msgspec.to_builtins(default.settings).get("optimiser") or {}
     if not asked and own.get("kind") not in LADDERS:
         return given, (), 0.0
