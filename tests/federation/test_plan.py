@@ -16,7 +16,7 @@ from protofleet.federation.settings import (
     StrategySettings,
 )
 from protofleet.strategies.aggregation import MEAN
-from protofleet.strategies.optimisers import LADDERS, Adam
+from protofleet.strategies.optimisers import LADDERS, Adam, Sgd
 from protofleet.strategies.tasks import TASKS
 
 
@@ -44,6 +44,17 @@ def test_a_rate_that_devices_choose_stands_in_the_run_s_identity(tiny):
     noise = PrivacySettings(noise_multiplier=1.0, devices=3)
     with pytest.raises(InputError, match=r"not covered by the noise of \[privacy\]; give a number"):
         make_plan(msgspec.structs.replace(config, privacy=noise))
+
+
+def test_the_optimiser_of_a_paper_is_named_and_not_copied(tiny):
+    def planned(name):
+        chosen = StrategySettings(name=name, settings={"optimiser": "published"})
+        return make_plan(msgspec.structs.replace(tiny.plan.config, strategy=chosen))
+
+    plan = planned("fedala")
+    assert (plan.rates, plan.strategy.settings.optimiser) == ((), Sgd(lr=0.005))
+    with pytest.raises(InputError, match=r"'scaffold' leave it open; .* cdfl, fedala, fedali"):
+        planned("scaffold")
 
 
 def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tmp_path):

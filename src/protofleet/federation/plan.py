@@ -34,6 +34,9 @@ from protofleet.strategies.training import check_batch_sizes
 from protofleet.strategies.types import Description, ServerState, Strategy
 from protofleet.tensors import Model
 
+PUBLISHED = "published"
+"""In the place of ``optimiser``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -149,7 +152,8 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
-            a learning rate that devices are to choose beside noise, a batch size that the bundle's
+            an optimiser that nobody has published, a learning rate that devices are to choose
+            beside noise, a batch size that the bundle's
             programs do not take, a rule for a strategy that takes none, noise (``make_private``)
             that the rest does not go with, or a bundle that lacks what the strategy needs.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
@@ -159,6 +163,8 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
+    if settings.get("optimiser") == PUBLISHED:
+        settings = {**settings, "optimiser": _published(name)}
     given, noise = settings, config.privacy.noise_multiplier is not None
     default = partial(build_for, bundle.manifest, model, name)
     settings, rates, own_lr = _calibrated(given, default, finds_rate=finds_rate and not noise)
@@ -189,6 +195,18 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
         sends=sends,
         privacy=privacy,
     )
+
+
+def _published(name: str) -> dict[str, Any]:
+    """The optimiser of the authors' experiments."""
+    found = dict(DESCRIPTIONS[name].published) if name in DESCRIPTIONS else {}
+    if not found:
+        known = sorted(one for one, its in DESCRIPTIONS.items() if its.published)
+        raise InputError(
+            f"optimiser = \"{PUBLISHED}\": the authors of strategy '{name}' leave it open; leave "
+            f"optimiser out, so that devices find a rate, or use one of {', '.join(known)}"
+        )
+    return found
 
 
 def _calibrated(

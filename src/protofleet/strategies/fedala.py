@@ -52,6 +52,7 @@ DESCRIPTION = Description(
     takes_aggregator=True,
     partial_work=True,
     weighted_mean=True,
+    published={"kind": "sgd", "lr": 0.005},
 )
 
 

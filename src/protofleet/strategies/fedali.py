@@ -108,6 +108,7 @@ DESCRIPTION = Description(
     takes_aggregator=True,
     alignment=True,
     partial_work=True,
+    published={"kind": "adam", "lr": 1e-4},
 )
 
 

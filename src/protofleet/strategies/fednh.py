@@ -103,6 +103,7 @@ DESCRIPTION = Description(
     final_fit=True,
     takes_aggregator=True,
     features=True,
+    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
 )
 
 

@@ -104,6 +104,7 @@ DESCRIPTION = Description(
     final_fit=True,
     takes_aggregator=True,
     features=True,
+    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9},
 )
 
 

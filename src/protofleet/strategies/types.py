@@ -391,6 +391,8 @@ class Description:
             same names (with the aggregator ``mean``). So what a client has changed may be applied
             to a later state than the one that it began with, in part: buffered schedules and late
             updates need that.
+        published: the optimiser of its authors' experiments, as it stands in settings; empty: they
+            say nothing of it.
     """
 
     name: str
@@ -407,6 +409,7 @@ class Description:
     alignment: bool = False
     partial_work: bool = False
     weighted_mean: bool = False
+    published: Mapping[str, Any] = field(default_factory=dict)
 
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")

@@ -130,6 +130,7 @@ DESCRIPTION = Description(
     server_programs=(TASK_LOSS,),
     takes_aggregator=True,
     features=True,
+    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
 )
 
 
