@@ -93,6 +93,7 @@ class Agent:
         self._refusals = Refusals(self._warn)
         self._training = TrainingThread(learner, device.wake)
         self._calibrating = Calibrating(learner, self._training, who, report)
+        self._presence.calibration = self._calibrating.answer
         self._upgrades = upgrades or Upgrades(
             device, membership.store, learner.manifest, present=who.binding.bundle
         )

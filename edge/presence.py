@@ -6,6 +6,8 @@ import logging
 import random
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from protofleet.edge.identity import DataSummary, Identity
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
@@ -116,7 +118,7 @@ class PresencePublisher:
     Attributes:
         heartbeat_due: monotonic seconds; infinite before the first connection.
         progress: with the bundle that was offered last; None: there is none.
-        calibration: what came of learning rates.
+        calibration: what came of learning rates; not set: the device can try none.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class PresencePublisher:
         self._held: tuple[str, ...] = ()
         self._published = False
         self.progress: BundleProgress | None = None
-        self.calibration = CalibrationAnswer(key="")
+        self.calibration: CalibrationAnswer | UnsetType = UNSET
         self.heartbeat_due = float("inf")
 
     @property

@@ -88,7 +88,8 @@ def test_updates_of_two_cells_give_clusters_early_end_and_final_fit_of_one_coord
 ):
     """The target is reached in the third round of nine; the fourth is the final fit."""
     bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
-    clusters = '{cluster_round = 2, threshold = 0.05, head = "b"}'
+    optimiser = 'optimiser = {kind = "adam", lr = 0.002}'
+    clusters = f'{{cluster_round = 2, threshold = 0.05, head = "b", {optimiser}}}'
     strategy = f'[strategy]\nname = "fedclar"\nsettings = {clusters}\n[stop]\ntarget = 0.9\n'
     calm = _one(make_federation, bundle, strategy, rounds=9)
     run = _cells(make_federation, bundle, f"{strategy}[cells]\ncount = 2\n", rounds=9)

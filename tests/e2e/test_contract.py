@@ -46,7 +46,7 @@ def config(tmp_path, mosquitto_url, key):
         bundle=tiny_bundle(tmp_path / "tiny.pfb", key),
         run_dir=tmp_path / "run",
         rounds=2,
-        strategy=StrategySettings(name="census"),
+        strategy=StrategySettings(name="census", settings={"optimiser": {"lr": 0.1}}),
         cohort=CohortSettings(minimum=2),
     )
 

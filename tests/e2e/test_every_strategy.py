@@ -35,6 +35,7 @@ from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config
 from protofleet.runtime import open_programs
+from protofleet.settings import to_toml
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
@@ -315,15 +316,12 @@ rounds = {rounds}
 seed = {seed}
 [cohort]
 minimum = {minimum}
-[strategy]
-name = "{name}"
-[strategy.settings]
-{settings}
-"""
+{strategy}"""
 
 
 def _write(federation, case, minimum, more=""):
-    lines = [f"{key} = {json.dumps(value)}" for key, value in case.settings.items()]
+    optimiser = msgspec.to_builtins(case.strategy.settings)["optimiser"]
+    settings = {**case.settings, "optimiser": optimiser}  # devices are to find none here
     text = _FILE.format(
         url=federation.url,
         bundle=case.path,
@@ -331,8 +329,7 @@ def _write(federation, case, minimum, more=""):
         rounds=_ROUNDS,
         seed=_SEED,
         minimum=minimum,
-        name=case.name,
-        settings="\n".join(lines),
+        strategy=to_toml({"strategy": {"name": case.name, "settings": settings}}).decode(),
     )
     federation.file.write_text(text + more)
     return load_config(federation.file)

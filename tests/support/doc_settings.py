@@ -15,9 +15,10 @@ from protofleet.errors import ProtofleetError
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.config import load_experiment
 from protofleet.federation.calibration import is_auto, ladder_of, with_rate
+from protofleet.federation.plan import PUBLISHED
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet
-from protofleet.strategies import _MODULES, aggregation
+from protofleet.strategies import _MODULES, DESCRIPTIONS, aggregation
 
 _BROKER = "mqtt://127.0.0.1:1883"
 _FEDERATION = {
@@ -103,6 +104,8 @@ def _claims(block: Mapping[str, Any], folder: Path) -> None:
 
 def _strategy(block: Mapping[str, Any], _folder: Path) -> None:
     """Some strategy's record takes the settings, with any learning rate that devices may find."""
+    if block.get("optimiser") == PUBLISHED:
+        block = {**block, "optimiser": DESCRIPTIONS["fedala"].published}
     if is_auto(block):
         block = with_rate(block, ladder_of(block)[1][0])
     records = {

@@ -110,6 +110,7 @@ def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: 
         data=_data(settings, prepared),
         folder=run_folder(bundle.parent / "methods", method, settings.seed).resolve(),
         name="demonstration",
+        finds_rate=True,
     )
 
 
