@@ -155,6 +155,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
         classes=digits.CLASSES,
         preprocessing=Preprocessing(input_shape=(1, 8, 8)),
         columns=_columns("writes"),
+        strategy_settings={"optimiser": {"kind": "adam", "lr": 0.002}},
     )
 
 
