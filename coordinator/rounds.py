@@ -16,6 +16,7 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.calibrating import Calibrating
+from protofleet.coordinator.fleet_gains import FleetGains
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
@@ -88,6 +89,7 @@ class Rounds:
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._bounds = LearnedBounds(ledger.update_norms())
         self._losses = LossWatch(ledger.losses())
+        self._fleet = FleetGains(ledger, server.plan.bundle.manifest.task)
         self._planned = server.plan.config.rounds
         self._early = self._follow(ledger.early_end())
 
@@ -271,6 +273,7 @@ class Rounds:
             scores=plan.sends.scores,
             counts=plan.sends.counts,
             epoch=self._announcer.epoch,
+            fleet=self._fleet.now or msgspec.UNSET,
         )
         self._usage.invited(clients)
         tasks = {one: self.state.task_of(one) for one in clients}
@@ -356,7 +359,8 @@ class Rounds:
         round_id, final = self.state.round_id, self.state.final
         cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
-        records = (one.record for one in self._ledger.accepted(round_id))
+        records = [one.record for one in self._ledger.accepted(round_id)]
+        self._fleet.add(records)
         scores = self.server.score(self.server_state, records, final=final)
         early = self._ends_early(scores)
         if early is not None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
 from protofleet.edge.identity import Identity
-from protofleet.edge.journal import Pending
+from protofleet.edge.journal import Pending, StoredState
 from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.participation import Participation
 from protofleet.edge.presence import PresencePublisher
@@ -34,15 +37,16 @@ from protofleet.federation.client import (
 )
 from protofleet.strategies.training import DivergedError
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
+from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 from protofleet.wire.transfer import transfer_id as transfer_of
 
 _log = logging.getLogger(__name__)
 
+
 Report = Callable[[str, dict[str, Any]], None]
 """Takes an event's name (joined, moved, switched, held, free, waiting, calibrating, calibrated,
-task, trained, delivered, dropped, finished, left) and its figures."""
+task, trained, delivered, in_use, dropped, finished, left) and its figures."""
 
 
 class CurrentRound:
@@ -393,6 +397,7 @@ class CurrentRound:
         if trained is None or self.next is not None or self._current is None:
             self.drop(self._over or "a newer task came")
             return
+        trained = _told_of_the_fleet(trained, self._current.task)
         with self._meter.phase("encode"):
             self._store.commit_trained(trained, transfer_id=self._current.payload.transfer_id)
         self._report("trained", trained_figures(trained, self._learner.task))
@@ -406,16 +411,34 @@ class CurrentRound:
 
     def _count(self, pending: Pending, transfer_id: str) -> None:
         """The coordinator has the round's update: its state is this device's from now on."""
+        before = self._store.journal.state
         self._store.commit_delivered()
         self.count_bytes()
         up, down = self._store.counters.totals
         figures = {"update_bytes": pending.update.bytes, "bytes_up": up, "bytes_down": down}
         ids = {"round_id": pending.round_id, "transfer_id": transfer_id}
         self._report("delivered", {**ids, **figures})
+        self._tell_in_use(before, pending.state)
         self.heartbeat("idle")
         self.become_idle()
+
+    def _tell_in_use(self, before: StoredState | None, now: StoredState) -> None:
+        """Which model the owner is served, where that is another than after the round before."""
+        former, evidence = None if before is None else before.evidence, now.evidence
+        if evidence is None or (former is not None and former.helps == evidence.helps):
+            return
+        which = "personal" if evidence.helps else "bundle"
+        figures = {"probability": round(evidence.probability, 4), "text": evidence.text}
+        self._report("in_use", {"round_id": now.round_id, "model": which, **figures})
 
     def _tell_failed(self) -> None:
         """Before the round in progress is dropped: its phase and number are those that failed."""
         round_id, totals = self.progress.round_id, self._store.counters.totals
         self._presence.failed(self.phase.value, round_id, totals)
+
+
+def _told_of_the_fleet(trained: TrainedRound, task: Task) -> TrainedRound:
+    """With what the coordinator says of the other owners."""
+    if trained.evidence is None or not isinstance(task.fleet, FleetGain):
+        return trained
+    return replace(trained, evidence=msgspec.structs.replace(trained.evidence, fleet=task.fleet))

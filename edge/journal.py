@@ -12,6 +12,7 @@ import msgspec
 from protofleet import __version__
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProvisionError
+from protofleet.federation.gate import Evidence
 from protofleet.wire.codecs import Coding
 
 JOURNAL = "journal.json"
@@ -42,13 +43,15 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     """A ``ClientState``: its round, its tensors, and the payload it was trained from.
 
-    ``residual``: what coding its update has left for the next one; None: nothing.
+    ``residual``: what coding its update has left for the next one; None: nothing. ``evidence``:
+    whether its model helps the owner; None: an earlier version has not looked.
     """
 
     round_id: int
     transfer_id: str
     file: StoredFile
     residual: StoredFile | None = None
+    evidence: Evidence | None = None
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

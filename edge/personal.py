@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
 from protofleet.edge.training import EVALUATION_BATCH, Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError
+from protofleet.federation.gate import Evidence
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import (
     BackendName,
@@ -36,6 +37,10 @@ from protofleet.strategies.training import Training
 from protofleet.strategies.types import ClientState, Payload, Score
 from protofleet.tensors import Network
 
+Served = Literal["personal", "bundle"]
+Use = Literal["auto", "personal", "bundle"]
+"""Which model is asked for; ``auto``: the gate says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedModel:
@@ -46,8 +51,10 @@ class OpenedModel:
         network: its values.
         score: classifies its features; None: its own head.
         round_id: the last round that counted; 0 for a bundle's own values.
-        strategy: which made it; empty for a bundle's own values.
-        federation: of the store; empty for a bundle's own values.
+        strategy: of the store; empty without one.
+        federation: of the store; empty without one.
+        served: whether it is the personal model or has the bundle's own values.
+        reason: why, for people; empty: it was asked for.
     """
 
     bundle: Bundle
@@ -56,6 +63,8 @@ class OpenedModel:
     round_id: int = 0
     strategy: str = ""
     federation: str = ""
+    served: Served = "bundle"
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +75,13 @@ class StoreSource:
         folder: the store's.
         given: the bundle, where the caller has named it.
         personal: what the store's journal said.
+        use: which model was asked for.
     """
 
     folder: Path
     given: Bundle | None
     personal: PersonalState
+    use: Use
 
 
 class PersonalModel:
@@ -182,7 +193,13 @@ class PersonalModel:
         start = ClientState(round_id=0, tensors=network_tensors(self.model.network))
         payload = Payload(round_id=1, tensors={})
         state, _ = learner.train(strategy, start, payload, seed=seed)
-        trained = replace(self.model, network=strategy.client_model(state), strategy="local")
+        trained = replace(
+            self.model,
+            network=strategy.client_model(state),
+            strategy="local",
+            served="personal",
+            reason="",
+        )
         return PersonalModel(trained, backend=self._backend, threads=self._threads)
 
     def plain(self, format_: str, *, raw: bool = False) -> bytes:
@@ -236,7 +253,7 @@ class PersonalModel:
         source = self._source
         if source is None or read_journal(source.folder).in_use == source.personal:
             return False
-        self._source, self.model = _in_use(source.folder, source.given)
+        self._source, self.model = _in_use(source.folder, source.given, source.use)
         self._classifier = self._opened()
         return True
 
@@ -251,18 +268,20 @@ class PersonalModel:
         )
 
 
-def open_personal(
+def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its name
     store: Path | str | None = None,
     *,
     bundle: Path | str | None = None,
     trusted: Collection[bytes] = (),
+    use: Use = "auto",
     backend: BackendName = "auto",
     threads: int = 1,
 ) -> PersonalModel:
-    """Open the personal model in a device's store, or a bundle's own values, to predict.
+    """Open the model that a device's store has in use, or a bundle's own values, to predict.
 
     A store is only read, so the device may be running. The model is that of the last round that has
-    counted.
+    counted, where the owner's test examples say that it helps, and else the bundle's own
+    (``federation.gate``); ``model.served`` and ``model.reason`` of what is returned say which.
 
     Args:
         store: a device's folder; None: the only one in this user's data (``protofleet device
@@ -271,6 +290,7 @@ def open_personal(
             bundle, needed only where it keeps no copy.
         trusted: raw public keys whose signature on ``bundle`` counts; empty: those of the user's
             trust store. What a store keeps was checked when its device joined.
+        use: ``personal`` or ``bundle``, whatever helps; ``auto``: what does.
         backend: who runs the programs.
         threads: of the runtime.
 
@@ -278,17 +298,20 @@ def open_personal(
         The model.
 
     Raises:
-        InputError: no store, several, one without a finished round, or no such backend.
+        InputError: no store, several, one without a finished round, no such backend, or ``use`` is
+            none of the three.
         ProvisionError: the store is damaged or belongs to another bundle, or the backend cannot run
             the bundle.
         RefusedError: the bundle is not what was signed, or its signer is not trusted.
     """
+    if use not in get_args(Use):
+        raise InputError(f"use: expected one of {', '.join(get_args(Use))}, got '{use}'")
     given = None if bundle is None else Bundle.open(bundle, trusted=trusted)
     if given is not None and store is None:
         model = OpenedModel(bundle=given, network=given.model().network)
         return PersonalModel(model, backend=backend, threads=threads)
     folder = only_store() if store is None else Path(store)
-    source, model = _in_use(folder, given)
+    source, model = _in_use(folder, given, use)
     return PersonalModel(model, source=source, backend=backend, threads=threads)
 
 
@@ -325,8 +348,8 @@ def _training_of(bundle: Bundle) -> dict[str, Any]:
     return {key: declared[key] for key in Training.__struct_fields__ if key in declared}
 
 
-def _in_use(folder: Path, given: Bundle | None) -> tuple[StoreSource, OpenedModel]:
-    """The model that a store's journal names."""
+def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, OpenedModel]:
+    """The model that a store's journal names, or the bundle's own where that serves better."""
 
     def read(personal: PersonalState) -> tuple[StoreSource, OpenedModel]:
         bundle = given or _kept(folder, personal.binding.bundle)
@@ -338,16 +361,30 @@ def _in_use(folder: Path, given: Bundle | None) -> tuple[StoreSource, OpenedMode
             )
         state = load_state(folder, personal.state)
         strategy = build(personal.strategy, personal.settings, bundle.model())
-        return StoreSource(folder=folder, given=given, personal=personal), OpenedModel(
+        served, reason = _served(personal.state.evidence, use)
+        own = served == "personal"
+        source = StoreSource(folder=folder, given=given, personal=personal, use=use)
+        return source, OpenedModel(
             bundle=bundle,
-            network=strategy.client_model(state),
-            score=strategy.client_score(state),
+            network=strategy.client_model(state) if own else bundle.model().network,
+            score=strategy.client_score(state) if own else None,
             round_id=state.round_id,
             strategy=personal.strategy,
             federation=personal.binding.federation,
+            served=served,
+            reason=reason,
         )
 
     return read_in_use(folder, read)
+
+
+def _served(evidence: Evidence | None, use: Use) -> tuple[Served, str]:
+    """Which model is in use, and why; a store of an earlier version has no evidence."""
+    if use != "auto":
+        return use, ""
+    if evidence is None:
+        return "personal", ""
+    return ("personal" if evidence.helps else "bundle"), evidence.text
 
 
 def _kept(folder: Path, digest: str) -> Bundle:

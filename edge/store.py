@@ -351,6 +351,7 @@ class Store:
             transfer_id=transfer_id,
             file=self._write_blob(blobs.encode(state.tensors)),
             residual=self._write_blob(blobs.encode(residual)) if residual else None,
+            evidence=trained.evidence,
         )
         pending = Pending(
             round_id=state.round_id,

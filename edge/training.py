@@ -29,6 +29,7 @@ from protofleet.federation.client import (
     TrainedRound,
     train_round,
 )
+from protofleet.federation.gate import Evidence, compare
 from protofleet.federation.randomness import client_rng
 from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release
@@ -278,6 +279,14 @@ class Learner:
                 own_loss=self._loss(scores, own.y_test),
             )
 
+    def compare(self, strategy: Strategy, state: ClientState) -> Evidence:
+        """The model of ``state`` beside the bundle's, on the own test part."""
+        own, network = self._own, strategy.client_model(state)
+        with self.meter.phase("evaluate"):
+            before = self._scores(self.model.network, own.x_test, None)
+            now = self._scores(network, own.x_test, strategy.client_score(state))
+        return compare(self.task, before, now, own.y_test)
+
     def statistics(
         self, network: Network, *, view: View | None = None, score: Score | None = None
     ) -> Statistics | None:
@@ -459,16 +468,19 @@ class TrainingThread:
     ) -> Future[TrainedRound]:
         self._learner.cancelled.clear()
         self.hold(self._held)
-        submitted = self._worker.submit(
-            train_round,
-            self._learner,
-            strategy,
-            memory,
-            received,
-            costs=partial(self._learner.take_costs, strategy),
-        )
+        submitted = self._worker.submit(self._trained, strategy, memory, received)
         submitted.add_done_callback(lambda _: self._wake())
         return submitted
+
+    def _trained(
+        self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
+    ) -> TrainedRound:
+        learner = self._learner
+        costs = partial(learner.take_costs, strategy)
+        trained = train_round(learner, strategy, memory, received, costs=costs)
+        if received.order.rates:
+            return trained
+        return replace(trained, evidence=learner.compare(strategy, trained.state))
 
     def hold(self, held: bool) -> None:  # noqa: FBT001 - what is to hold from now on
         """Let the running round, and those after it, wait before its next step; or go on."""

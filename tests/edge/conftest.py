@@ -241,7 +241,8 @@ class Device:
         return [one.num_examples for one in found if one.status == "online"]
 
     def names(self):
-        return [name for name, _ in self.reports]
+        """Of all reports but which model is in use, which ``test_personal`` looks at."""
+        return [name for name, _ in self.reports if name != "in_use"]
 
     def dropped(self):
         """Round and reason of each round that did not count; they name the transfer, too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from fake_endpoint import (
@@ -28,7 +29,7 @@ from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected, Hindered
-from protofleet.wire.messages import Task
+from protofleet.wire.messages import FleetGain, Task
 from protofleet.wire.transfer import Delivered, Rejected
 
 _NAME = "anna"
@@ -79,6 +80,23 @@ def test_a_task_is_fetched_trained_sent_and_counts_when_it_is_delivered(device):
     assert phases == [("idle", 1), ("leave", 1)]
     assert endpoint.closed
     assert (device.left, device.said("left")[0]["bytes_up"]) == (None, 100)
+
+
+def test_the_owner_is_told_which_model_is_in_use_and_when_that_changes(device):
+    """By the own test examples and by what the coordinator says of other owners."""
+    helps, harms = (FleetGain(owners=30, mean=mean, sd=0.001) for mean in (0.9, -0.9))
+    rounds = [
+        [*device.round(number, fleet=fleet), device.delivered]
+        for number, fleet in ((1, helps), (2, helps), (3, harms), (4, msgspec.UNSET))
+    ]
+    device.play(CONNECTED, *rounds)
+    told = [(one["round_id"], one["model"]) for one in device.said("in_use")]
+    assert told[:2] == [(1, "personal"), (3, "bundle")]
+    evidence = device.journal.state.evidence
+    assert (evidence.examples, evidence.fleet) == (20, None)
+    first = device.said("in_use")[0]
+    assert "on 20 examples that were not trained on; by these and 30 owners' gains" in first["text"]
+    assert "in use after round 1: personal" in to_text("in_use", first)
 
 
 def test_until_it_is_delivered_a_round_does_not_count(device):

@@ -72,7 +72,8 @@ def test_four_devices_train_deliver_and_leave(world, mosquitto_url):
     assert [d.returncode for d in devices] == [0] * 4
     assert [sorted(coordinator.updates[r]) for r in (1, 2, 3)] == [names] * 3
     order = ["joined", *["task", "trained", "delivered"] * 3, "left"]
-    assert [[e["event"] for e in report] for report in reports] == [order] * 4
+    told = [[e["event"] for e in report if e["event"] != "in_use"] for report in reports]
+    assert told == [order] * 4
     assert {p.status for p in coordinator.presence.values()} == {"left"}
     update, costs = coordinator.updates[3]["anna"], coordinator.costs[3]["anna"]
     assert update.num_examples == 40
@@ -291,6 +292,10 @@ def test_the_personal_model_infers_beside_and_after_the_federation(world, mosqui
     hint = f"to use the model: protofleet device predict --data FILE --store {world.root / 'anna'}"
     assert err.splitlines()[-1] == hint
     arguments = ["device", "predict", "--json", "--latency", "--store", str(world.root / "anna")]
+    served, *_ = _events(world.start([*arguments, "--data", str(world.data(1))]))
+    assert served["served"] == ("personal" if served["reason"].startswith("personal") else "bundle")
+    assert "on 20 examples that were not trained on" in served["reason"]
+    arguments += ["--use", "personal"]
     model, *predictions, scores = _events(world.start([*arguments, "--data", str(world.data(1))]))
     own = coordinator.updates[2]["anna"].evaluation.own
     assert scores["examples"] == len(predictions) == 20

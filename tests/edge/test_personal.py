@@ -13,10 +13,12 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 import protofleet
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets import DeviceData
 from protofleet.edge.journal import bundle_path
-from protofleet.edge.personal import checked_examples
+from protofleet.edge.personal import checked_examples, open_personal
 from protofleet.edge.store import Store
 from protofleet.errors import InputError, ProvisionError
+from protofleet.federation.gate import Evidence
 
 
 def _softmax(scores):
@@ -58,6 +60,61 @@ def test_a_model_stays_that_of_its_round_until_it_is_refreshed(personal_store):
         assert model.refresh()
         assert model.round_id == 3
         np.testing.assert_allclose(model.predict(x).probabilities, _softmax(-x[:, :3]), rtol=1e-5)
+
+
+def _judged(gain, **changes):
+    """Evidence of forty examples, of which the personal model has so many more right."""
+    known = {"task": "classification", "examples": 40, "before": 0.5, "variance": 0.005}
+    return Evidence(**{**known, "now": 0.5 + gain, "gain": gain, **changes})
+
+
+def test_the_bundle_s_own_model_is_served_unless_the_personal_one_helps(personal_store, world):
+    x = np.eye(3, 4, dtype=np.float32)
+    own = open_personal(bundle=world.bundle_path, trusted=[bytes.fromhex(world.bundle.signer)])
+    opened = {}
+    with Store.open(personal_store, device_id="anna") as store:
+        for round_id, evidence in enumerate(
+            (_judged(0.3), _judged(-0.3), _judged(0.0, examples=0), None), start=3
+        ):
+            deliver_personal(store, round_id, scale=3.0, evidence=evidence)
+            model = open_personal(personal_store)
+            assert model.round_id == round_id
+            alike = np.array_equal(model.predict(x).outputs, own.predict(x).outputs)
+            opened[round_id] = (model.model.served, alike, model.model.reason.split(":")[0])
+            for use in ("personal", "bundle"):
+                pinned = open_personal(personal_store, use=use)
+                assert (pinned.model.served, pinned.model.reason) == (use, "")
+                same = np.array_equal(pinned.predict(x).outputs, own.predict(x).outputs)
+                assert same == (use == "bundle")
+    assert opened == {
+        3: ("personal", False, "personal"),
+        4: ("bundle", True, "the bundle's model"),
+        5: ("bundle", True, "the bundle's model"),
+        6: ("personal", False, ""),  # an earlier version's
+    }
+    with pytest.raises(InputError, match="use: expected one of auto, personal, bundle, got 'best'"):
+        open_personal(personal_store, use="best")
+
+
+def test_what_is_in_use_may_change_with_a_refresh(personal_store):
+    with Store.open(personal_store, device_id="anna") as store:
+        deliver_personal(store, 3, scale=3.0, evidence=_judged(-0.3))
+        model, pinned = (open_personal(personal_store, use=use) for use in ("auto", "personal"))
+        assert (model.model.served, pinned.model.served) == ("bundle", "personal")
+        deliver_personal(store, 4, scale=3.0, evidence=_judged(0.3))
+        assert model.refresh()
+        assert pinned.refresh()
+        assert (model.model.served, pinned.model.served) == ("personal", "personal")
+    trained = model.train(
+        DeviceData(
+            x_train=np.eye(3, 4, dtype=np.float32),
+            y_train=np.arange(3),
+            x_test=np.zeros((0, 4), np.float32),
+            y_test=np.zeros(0, np.int64),
+            classes=("class0", "class1", "class2"),
+        )
+    )
+    assert (trained.model.served, trained.model.reason) == ("personal", "")
 
 
 def test_while_rounds_are_committed_a_model_can_always_be_opened(personal_store):

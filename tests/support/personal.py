@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from protofleet.bundle import Bundle
 from protofleet.edge.journal import Binding
 from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
+from protofleet.federation.gate import Evidence
 from protofleet.strategies.types import ClientState
 
 
@@ -26,12 +28,15 @@ def opened_store(folder: Path, bundle: Bundle, *, scale: float = 3.0) -> Store:
     return store
 
 
-def deliver_personal(store: Store, round_id: int, *, scale: float) -> None:
+def deliver_personal(
+    store: Store, round_id: int, *, scale: float, evidence: Evidence | None = None
+) -> None:
     """A round counts; with its model, the score of class k is ``scale`` times the k-th number."""
     tensors = {
         "params/w": scale * np.eye(4, 3, dtype=np.float32),
         "params/b": np.zeros(3, np.float32),
     }
     state = ClientState(round_id=round_id, tensors=tensors)
-    store.commit_trained(trained_round(state, b"update"), transfer_id=f"t{round_id}")
+    trained = replace(trained_round(state, b"update"), evidence=evidence)
+    store.commit_trained(trained, transfer_id=f"t{round_id}")
     store.commit_delivered()

@@ -160,7 +160,7 @@ class Results:
             )
         # The device has trained with the very bundle whose signer was checked when the run began.
         signer = bytes.fromhex(bundle.signer)
-        return open_personal(store, bundle=self.folder / _BUNDLE, trusted=[signer])
+        return open_personal(store, bundle=self.folder / _BUNDLE, trusted=[signer], use="personal")
 
     def _coordinator(self) -> Path:
         inner = self.folder / "coordinator"

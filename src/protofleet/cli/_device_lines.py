@@ -125,6 +125,7 @@ _LINES: dict[str, Callable[[Figures], str]] = {
     "task": _task,
     "trained": _trained,
     "delivered": _delivered,
+    "in_use": lambda figures: f"in use after round {figures['round_id']}: {figures['text']}",
     "dropped": lambda figures: f"round {figures['round_id']}: {figures['reason']}",
     "finished": lambda figures: f"in round {figures['round_id']}; waiting for another run",
     "left": _left,

@@ -12,6 +12,7 @@ from protofleet.cli._trust import bundle_trust_option, trusted_keys
 
 if TYPE_CHECKING:
     from protofleet.edge import PersonalModel
+    from protofleet.edge.personal import Use
     from protofleet.runtime import BackendName
 
 _PATH = click.Path(path_type=Path)
@@ -62,6 +63,14 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
             type=_PATH,
             help="Folder or .pfb file. Without --store: its own values, as they were exported.",
         ),
+        click.option(
+            "--use",
+            type=click.Choice(["auto", "personal", "bundle"]),
+            default="auto",
+            show_default=True,
+            help="Of a store: the personal model where your test examples say that it helps, and "
+            "else the bundle's own (auto); or one of them, whatever helps.",
+        ),
         *program_options,
     ]
     for option in reversed(options):
@@ -74,6 +83,7 @@ def opened_model(
     bundle: Path | None,
     trust_files: tuple[Path, ...],
     *,
+    use: Use,
     backend: BackendName,
     threads: int,
 ) -> PersonalModel:
@@ -82,7 +92,9 @@ def opened_model(
 
     # What a store keeps was checked when its device joined.
     trusted = frozenset() if bundle is None else trusted_keys(trust_files)
-    return open_personal(store, bundle=bundle, trusted=trusted, backend=backend, threads=threads)
+    return open_personal(
+        store, bundle=bundle, trusted=trusted, use=use, backend=backend, threads=threads
+    )
 
 
 def chosen_store(store: Path | None) -> Path:

@@ -48,6 +48,7 @@ def export_model(
     store: Path | None,
     bundle: Path | None,
     trust_files: tuple[Path, ...],
+    use: Any,
     threads: int,
     backend: Any,
     outs: tuple[Path, ...],
@@ -62,8 +63,10 @@ def export_model(
     start_process(threads, quiet=True)
     from protofleet.durable import write_whole
 
-    model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)
+    model = opened_model(store, bundle, trust_files, use=use, backend=backend, threads=threads)
     made = [(out, model.plain(_format(out), raw=raw)) for out in outs]
     for out, data in made:
         write_whole(out, data, shared=True)
         click.echo(f"{out}: model of round {model.round_id}, {len(data) / 1000:,.1f} kB")
+    if model.model.reason:
+        click.echo(f"in use: {model.model.reason}")

@@ -55,6 +55,7 @@ def predict(
     store: Path | None,
     bundle: Path | None,
     trust_files: tuple[Path, ...],
+    use: Any,
     threads: int,
     backend: Any,
     data: str,
@@ -78,7 +79,7 @@ def predict(
     from protofleet.edge.examples import load_examples, read_csv
     from protofleet.edge.personal import doubt_of
 
-    model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)
+    model = opened_model(store, bundle, trust_files, use=use, backend=backend, threads=threads)
     manifest = model.model.bundle.manifest
     if data == "-":
         stream = cast("ByteStream", sys.stdin.buffer)
@@ -152,6 +153,7 @@ class _JsonPrinter:
         opened = self._model.model
         manifest = opened.bundle.manifest
         about = {"strategy": opened.strategy, "backend": self._model.backend, "task": manifest.task}
+        about |= {"served": opened.served, "reason": opened.reason}
         named = {"bundle": opened.bundle.digest, "outputs": list(manifest.outputs)}
         self._print("model", {"round_id": self._model.round_id, **about, **named})
 
@@ -187,6 +189,8 @@ class _TextPrinter:
         if opened.strategy:
             made = f"federation '{opened.federation}', strategy {opened.strategy}"
             click.echo(f"model of round {opened.round_id}: {made}, {name}")
+            if opened.reason:
+                click.echo(f"in use: {opened.reason}")
         else:
             click.echo(f"{name}, its own values")
 

@@ -21,6 +21,7 @@ from protofleet.federation.coding import (
     reference_of,
     update_baseline,
 )
+from protofleet.federation.gate import Evidence
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Payload, Strategy, TensorForms, Update
@@ -101,6 +102,7 @@ class TrainedRound:
         costs: of the round.
         parts: the update as it travels, some of it in the memory of ``update``.
         coding: for its offer.
+        evidence: whether the new model helps the client's owner; None: nobody has looked.
     """
 
     state: ClientState
@@ -109,6 +111,7 @@ class TrainedRound:
     costs: Costs
     parts: Sequence[bytes | memoryview]
     coding: Coding
+    evidence: Evidence | None = None
 
     @property
     def blob(self) -> bytes:

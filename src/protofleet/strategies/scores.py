@@ -126,6 +126,16 @@ _ROUNDING = 1e-6
 _VARIES = 1e-12
 
 
+def absolute_errors(outputs: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float64]:
+    """``(n, T)``, each at most ``LARGEST_ERROR``; as of ``error_sums``."""
+    _check_same_shape("regression", outputs, y)
+    errors = np.nan_to_num(
+        np.abs(outputs - y.astype(np.float64)), nan=LARGEST_ERROR, posinf=LARGEST_ERROR
+    )
+    found: NDArray[np.float64] = np.minimum(errors, LARGEST_ERROR)
+    return found
+
+
 def error_sums(outputs: NDArray[np.float32], y: NDArray[np.float32]) -> Statistics:
     """What the scores of a regression are made of; it adds up over test parts.
 
@@ -140,10 +150,7 @@ def error_sums(outputs: NDArray[np.float32], y: NDArray[np.float32]) -> Statisti
     Raises:
         InputError: the shapes differ.
     """
-    _check_same_shape("regression", outputs, y)
-    true = y.astype(np.float64)
-    errors = np.nan_to_num(np.abs(outputs - true), nan=LARGEST_ERROR, posinf=LARGEST_ERROR)
-    errors = np.minimum(errors, LARGEST_ERROR)
+    true, errors = y.astype(np.float64), absolute_errors(outputs, y)
     columns = [np.ones_like(true), errors, errors**2, true, true**2]
     return np.stack([column.sum(axis=0) for column in columns], axis=1)
 

@@ -108,6 +108,11 @@ class LearningTask:
             that they have counting alike, or an error in the unit of what is predicted.
         owner_chance: what that one is for a model that knows nothing; NaN where it cannot be told.
         owner_score: that one, from statistics of their own test part; NaN where it is not defined.
+        worths: of each example, what outputs ``(n, outputs)`` are worth where ``y`` is true; larger
+            is better.
+        worth: the mean of those, from statistics.
+        worth_text: that, for people.
+        relative: whether a difference of worths means something as a share of what there was.
     """
 
     name: TaskName
@@ -124,6 +129,10 @@ class LearningTask:
     score_each: Callable[[Statistics], list[MetricValues]]
     owners: MetricName
     owner_score: Callable[[Statistics], float]
+    worths: Callable[[NDArray[np.float32], NDArray[Any]], NDArray[np.float64]]
+    worth: Callable[[Statistics], float]
+    worth_text: Callable[[float], str] = lambda worth: f"{worth:.2f}"
+    relative: bool = False
     owner_chance: Callable[[Statistics], float] = lambda _: math.nan
 
     @property
@@ -192,6 +201,26 @@ def _confusion(outputs: NDArray[np.float32], y: NDArray[Any], classes: int) -> S
     return scores.confusion(y, outputs.argmax(axis=1), classes)
 
 
+def _right(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+    right: NDArray[np.bool_] = outputs.argmax(axis=1) == y
+    return right.astype(np.float64)
+
+
+def _near(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+    worth: NDArray[np.float64] = -scores.absolute_errors(outputs, y).mean(axis=1)
+    return worth
+
+
+def _right_labels(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = ((outputs > 0) == (y > 0)).mean(axis=1)
+    return found
+
+
+def _share_of_labels(counts: Statistics) -> float:
+    total = float(counts.sum())
+    return float(counts[:, (0, 3)].sum()) / total if total else math.nan
+
+
 def _score_classes(counts: Statistics) -> MetricValues:
     return {"macro_f1": scores.macro_f1(counts), "accuracy": scores.accuracy(counts)}
 
@@ -233,6 +262,8 @@ _CLASSIFICATION = LearningTask(
     score_each=lambda _: [],
     owners="balanced_accuracy",
     owner_score=scores.balanced_accuracy,
+    worths=_right,
+    worth=scores.accuracy,
     owner_chance=scores.one_class,
 )
 _REGRESSION = LearningTask(
@@ -250,6 +281,10 @@ _REGRESSION = LearningTask(
     score_each=scores.regression_scores,
     owners="mae",
     owner_score=lambda sums: _score_targets(sums)["mae"],
+    worths=_near,
+    worth=lambda sums: -_score_targets(sums)["mae"],
+    worth_text=lambda worth: f"an error of {-worth:.4g}",
+    relative=True,
 )
 _MULTILABEL = LearningTask(
     name="multilabel",
@@ -266,6 +301,8 @@ _MULTILABEL = LearningTask(
     score_each=scores.label_scores,
     owners="macro_f1",
     owner_score=lambda counts: _score_labels(counts)["macro_f1"],
+    worths=_right_labels,
+    worth=_share_of_labels,
 )
 
 TASKS: dict[TaskName, LearningTask] = {

@@ -267,6 +267,18 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
         return Coding(codec=self.codec, raw_bytes=self.raw_bytes, reference=self.reference)
 
 
+class FleetGain(msgspec.Struct, frozen=True, kw_only=True):
+    """What personal models do for the owners of a fleet, in a task.
+
+    ``owners``: how many have told. ``mean``: their gain, as a share of the examples or of the error
+    that there was. ``sd``: how far that of another owner lies from it.
+    """
+
+    owners: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    mean: Annotated[float, msgspec.Meta(ge=-1, le=1)]
+    sd: Annotated[float, msgspec.Meta(ge=0, le=10)]
+
+
 class Task(Message, frozen=True, kw_only=True, tag="task"):
     """Coordinator → device (``dn/<dev>/t``): take part in a round, or finish.
 
@@ -276,6 +288,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     scores, losses and costs, and numbers of examples. ``work``: the share of the local training
     that is asked for, above 0 up to 1. ``epoch``: as in the announcement. ``shared``: the version
     under which chunks of the payload also travel to all (``all/c/<version>``); empty: they do not.
+    ``fleet``: left out where too few owners have told.
     """
 
     task: Literal["train", "finish"]
@@ -294,6 +307,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     work: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
     shared: Word = ""
+    fleet: FleetGain | msgspec.UnsetType = msgspec.UNSET
 
 
 class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):

@@ -1,0 +1,171 @@
+"""The gate: an owner is served a personal model only where the evidence is that it helps.
+
+Evidence are the owner's own test examples, on which the personal model and the bundle's are
+compared one by one, and what personal models do for the other owners of the fleet: the own gain is
+shrunk towards theirs, as in a random-effects model (DerSimonian and Laird, "Meta-analysis in
+clinical trials", Controlled Clinical Trials 7, 1986). Few examples of one's own then suffice where
+nearly everybody gains, and many are needed where nearly nobody does. ``docs/gate.md`` has what that
+does to owners.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.strategies.scores import Statistics
+from protofleet.strategies.tasks import TASKS, LearningTask
+from protofleet.tensors import TaskName
+from protofleet.wire.messages import FleetGain
+
+ENOUGH = 0.75
+"""Least probability that the personal model is the better one."""
+_FEWEST_OWNERS = 3
+"""Of fewer a fleet says nothing."""
+_ALONE = FleetGain(owners=0, mean=0.0, sd=0.1)
+"""Without a fleet: what training changes is as likely to do harm as good, by some points."""
+_LEAST_SD = 0.02
+"""Owners differ by that much in any fleet."""
+_MOST_EXAMPLES = 200
+"""Of an owner; one that claims more weighs no more."""
+_MOST = 1.0
+"""Of a gain: a share of the examples, or of the error that there was."""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """How a personal model compares with the bundle's on the owner's own test examples.
+
+    Attributes:
+        task: what the model predicts.
+        examples: how many; 0: there are none, so that nothing can be known.
+        before, now: mean worth (``LearningTask.worth``) of the bundle's model and the personal one.
+        gain: mean difference, of an error as a share of what it was.
+        variance: of that mean.
+        fleet: what personal models do for other owners; None: not told.
+    """
+
+    task: TaskName
+    examples: int
+    before: float = 0.0
+    now: float = 0.0
+    gain: float = 0.0
+    variance: float = 1.0
+    fleet: FleetGain | None = None
+
+    @property
+    def probability(self) -> float:
+        """That the personal model is better for this owner than the bundle's."""
+        if not self.examples:
+            return 0.0
+        prior = self.fleet or _ALONE
+        spread = max(prior.sd, _LEAST_SD) ** 2
+        precision = 1 / spread + 1 / self.variance
+        mean = (prior.mean / spread + self.gain / self.variance) / precision
+        return NormalDist().cdf(mean * math.sqrt(precision))
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is served."""
+        return self.probability >= ENOUGH
+
+    @property
+    def text(self) -> str:
+        """For people: which model is in use and why."""
+        if not self.examples:
+            return "the bundle's model: there are no test examples to compare it with another on"
+        which = "personal" if self.helps else "the bundle's model"
+        score = TASKS[self.task].worth_text
+        compared = f"{score(self.now)} against {score(self.before)}"
+        fleet = self.fleet
+        others = "" if fleet is None else f" and {fleet.owners} owners' gains"
+        return (
+            f"{which}: the personal one has {compared} on {self.examples} examples that were not "
+            f"trained on; by these{others} it is better with probability "
+            f"{min(self.probability, 0.99):.2f}"
+        )
+
+
+def compare(
+    task: LearningTask,
+    before: NDArray[np.float32],
+    now: NDArray[np.float32],
+    y: NDArray[np.int64] | NDArray[np.float32],
+) -> Evidence:
+    """The evidence of an owner's test part.
+
+    Args:
+        task: of the model.
+        before: ``(n, outputs)`` of the bundle's model.
+        now: ``(n, outputs)`` of the personal one.
+        y: ``(n,)`` class indices or ``(n, outputs)`` targets.
+    """
+    count = len(y)
+    if not count:
+        return Evidence(task=task.name, examples=0)
+    ours, theirs = task.worths(now, y), task.worths(before, y)
+    scale = -float(theirs.mean()) if task.relative else 1.0
+    differences = np.clip((ours - theirs) / (scale or 1.0), -_MOST, _MOST)
+    gain = float(differences.mean())
+    # As of two examples more, one better and one worse: a few that are alike prove nothing.
+    squares = (float(np.square(differences).sum()) + 2.0) / (count + 2)
+    smoothed = gain * count / (count + 2)
+    return Evidence(
+        task=task.name,
+        examples=count,
+        before=float(theirs.mean()),
+        now=float(ours.mean()),
+        gain=gain,
+        variance=(squares - smoothed * smoothed) / count,
+    )
+
+
+def gain_of(
+    task: LearningTask, start: Statistics | None, own: Statistics | None
+) -> tuple[float, int] | None:
+    """What an owner's statistics tell: the gain, and the number of examples; None: nothing.
+
+    Args:
+        task: of the model.
+        start: of the bundle's model on the owner's test part.
+        own: of the personal one on the same.
+    """
+    if start is None or own is None or not task.size(own):
+        return None
+    before, now = task.worth(start), task.worth(own)
+    scale = -before if task.relative else 1.0
+    if not math.isfinite(now - before) or not scale:
+        return None
+    return min(max((now - before) / scale, -_MOST), _MOST), int(task.size(own))
+
+
+def fleet_gain(told: Iterable[tuple[float, int]]) -> FleetGain | None:
+    """What personal models do for owners like these; None: too few have told.
+
+    Args:
+        told: of each owner the gain and the number of examples (``gain_of``).
+
+    Returns:
+        Mean, and the standard deviation of another owner's gain about it.
+    """
+    known = np.array([(gain, count) for gain, count in told if count > 0], np.float64)
+    if len(known) < _FEWEST_OWNERS:
+        return None
+    gains, counts = known[:, 0], np.minimum(known[:, 1], _MOST_EXAMPLES)
+    # Statistics tell no pairs: as few examples differ as can.
+    noise = (np.abs(gains) * (1 - np.abs(gains)) + 1 / (counts + 2)) / counts
+    weights = 1 / noise
+    mean = float((weights * gains).sum() / weights.sum())
+    excess = float((weights * np.square(gains - mean)).sum()) - (len(gains) - 1)
+    between = max(excess, 0.0) / float(weights.sum() - np.square(weights).sum() / weights.sum())
+    weights = 1 / (noise + between)
+    mean = float((weights * gains).sum() / weights.sum())
+    return FleetGain(
+        owners=len(gains),
+        mean=round(mean, 6),
+        sd=round(math.sqrt(between + 1 / float(weights.sum())), 6),
+    )

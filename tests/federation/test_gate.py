@@ -1,0 +1,164 @@
+"""The gate: what speaks for a personal model, and what a fleet's owners tell of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from protofleet.federation.gate import ENOUGH, Evidence, compare, fleet_gain, gain_of
+from protofleet.strategies.tasks import TASKS
+from protofleet.wire.messages import FleetGain
+
+_CLASSES = TASKS["classification"]
+_GAINS = FleetGain(owners=20, mean=0.15, sd=0.08)
+_HARM = FleetGain(owners=20, mean=-0.08, sd=0.05)
+
+
+def _outputs(right, y):
+    """Of a model that is right where it is said."""
+    wrong = (y + 1) % 3
+    return np.eye(3, dtype=np.float32)[np.where(right, y, wrong)]
+
+
+def _evidence(before, now, fleet=None):
+    y = np.arange(len(before)) % 3
+    found = compare(_CLASSES, _outputs(np.array(before), y), _outputs(np.array(now), y), y)
+    return Evidence(**{**{name: getattr(found, name) for name in _FIELDS}, "fleet": fleet})
+
+
+_FIELDS = ("task", "examples", "before", "now", "gain", "variance")
+
+
+def test_examples_are_compared_one_by_one():
+    found = _evidence([1, 1, 1, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1, 0])
+    assert (found.examples, found.before, found.now) == (8, 0.5, 0.875)
+    assert found.gain == 0.375
+    # Five of eight differ; two more examples, one better and one worse, count as well.
+    assert found.variance == pytest.approx(((5 + 2) / 10 - 0.3**2) / 8)
+
+
+def test_a_few_examples_that_are_all_alike_are_no_proof():
+    found = _evidence([0, 0, 0], [1, 1, 1])
+    assert found.variance > 0
+    assert not found.helps
+    many = _evidence([0] * 30, [1] * 30)
+    assert many.helps
+    assert not _evidence([1] * 30, [0] * 30).helps
+    assert not _evidence([0, 1] * 30, [0, 1] * 30).helps
+
+
+def test_the_fleet_speaks_where_an_owner_has_few_examples():
+    alike = [1, 0, 1]
+    assert not _evidence(alike, alike).helps
+    assert _evidence(alike, alike, _GAINS).helps
+    assert not _evidence(alike, alike, _HARM).helps
+    better = [0, 0, 1, 0], [1, 1, 1, 0]
+    assert not _evidence(*better, _HARM).helps
+    worse = [1] * 40, [0] * 20 + [1] * 20
+    assert not _evidence(*worse, _GAINS).helps
+
+
+def test_without_test_examples_the_bundle_stays_in_use():
+    nothing = np.zeros((0, 3), np.float32)
+    found = compare(_CLASSES, nothing, nothing, np.zeros(0))
+    assert (found.examples, found.helps) == (0, False)
+    assert found.text == (
+        "the bundle's model: there are no test examples to compare it with another on"
+    )
+
+
+def test_it_says_which_model_is_in_use_and_why():
+    found = _evidence([0] * 10 + [1] * 10, [1] * 20, _GAINS)
+    assert found.text == (
+        "personal: the personal one has 1.00 against 0.50 on 20 examples that were not trained on; "
+        "by these and 20 owners' gains it is better with probability 0.99"
+    )
+    assert _evidence([1] * 4, [1] * 4).text == (
+        "the bundle's model: the personal one has 1.00 against 1.00 on 4 examples that were not "
+        "trained on; by these it is better with probability 0.50"
+    )
+
+
+def test_an_error_counts_as_a_share_of_what_it_was():
+    task, y = TASKS["regression"], np.full((50, 1), 100.0, np.float32)
+    rng = np.random.default_rng(0)
+    errors = rng.normal(0, 10, (50, 1)).astype(np.float32)
+    found = compare(task, y + errors, y + errors / 2, y)
+    assert found.gain == pytest.approx(0.5, abs=0.05)  # of few errors more than the mean is gained
+    assert found.helps
+    assert "an error of" in found.text
+    far = compare(task, y + errors, y + errors * 1000, y)
+    assert -1 <= far.gain < -0.7
+    assert not far.helps
+    exact = compare(task, y, y, y)
+    assert (exact.gain, exact.helps) == (0.0, False)
+
+
+def test_labels_count_each():
+    task, y = TASKS["multilabel"], np.zeros((40, 4), np.float32)
+    right, half = np.full((40, 4), -1, np.float32), np.full((40, 4), -1, np.float32)
+    half[:, :2] = 1
+    found = compare(task, half, right, y)
+    assert (found.before, found.now, found.helps) == (0.5, 1.0, True)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_statistics_tell_the_same_gain_as_examples(name):
+    task, rng = TASKS[name], np.random.default_rng(1)
+    before, now = (rng.normal(size=(60, 3)).astype(np.float32) for _ in range(2))
+    y = {
+        "classification": rng.integers(0, 3, 60),
+        "regression": now + rng.normal(0, 0.1, (60, 3)).astype(np.float32),
+        "multilabel": (now > 0).astype(np.float32),
+    }[name]
+    told = gain_of(task, task.statistics(before, y, 3), task.statistics(now, y, 3))
+    found = compare(task, before, now, y)
+    assert task.worth(task.statistics(now, y, 3)) == pytest.approx(found.now)
+    assert told == (pytest.approx(found.gain, abs=0.15 if task.relative else 1e-9), 60)
+    assert gain_of(task, None, task.statistics(now, y, 3)) is None
+    empty = task.statistics(now[:0], y[:0], 3)
+    assert gain_of(task, empty, empty) is None
+
+
+def test_a_fleet_of_alike_owners_has_no_spread_of_its_own():
+    """What differs is what so few examples make of the same gain."""
+    rng = np.random.default_rng(2)
+    told = [((rng.binomial(20, 0.3)) / 20, 20) for _ in range(40)]
+    found = fleet_gain(told)
+    assert (found.owners, found.mean) == (40, pytest.approx(0.3, abs=0.05))
+    assert found.sd < 0.08
+    mixed = fleet_gain([(0.4, 100), (-0.4, 100), (0.3, 100), (-0.35, 100)])
+    assert mixed.sd > 0.3
+
+
+def test_two_owners_are_no_fleet_and_one_liar_of_ten_opens_no_gate():
+    assert fleet_gain([(0.5, 10), (0.4, 10)]) is None
+    assert fleet_gain([]) is None
+    assert fleet_gain([(0.5, 10), (0.4, 10), (0.3, 0)]) is None
+    harm = [(-0.06, 40)] * 9
+    fleet = fleet_gain([*harm, (1.0, 10**9)])
+    alike = _evidence([1, 0, 1], [1, 0, 1], fleet)
+    assert alike.probability < ENOUGH
+    honest = fleet_gain([*[(0.2, 40)] * 9, (-1.0, 10**9)])
+    assert np.isfinite([honest.mean, honest.sd]).all()
+
+
+def test_owners_who_are_served_are_harmed_as_seldom_as_is_said():
+    """Of a thousand fleets' owners whose true gains the fleet's law draws: one in five at most."""
+    rng, served, harmed = np.random.default_rng(3), 0, 0
+    for _ in range(60):
+        mean, sd = rng.normal(0, 0.08), abs(rng.normal(0, 0.08))
+        true = np.clip(rng.normal(mean, sd, 20), -0.4, 0.4)
+        base, owners = 0.6, []
+        for gain in true:
+            before = rng.random(12) < base
+            flips = rng.random(12)
+            now = np.where(before, flips > max(-gain, 0) / base, flips < max(gain, 0) / (1 - base))
+            owners.append((before, now))
+        fleet = fleet_gain([((now.mean() - before.mean()), 12) for before, now in owners])
+        for gain, (before, now) in zip(true, owners, strict=True):
+            helps = _evidence(before, now, fleet).helps
+            served += helps
+            harmed += helps and gain < 0
+    assert served > 100
+    assert harmed <= (1 - ENOUGH) * served
