@@ -35,6 +35,7 @@ from protofleet.federation.client import (
     open_payload,
     receive_payload,
 )
+from protofleet.federation.gate import Evidence
 from protofleet.strategies.training import DivergedError
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
@@ -427,14 +428,22 @@ class CurrentRound:
         former, evidence = None if before is None else before.evidence, now.evidence
         if evidence is None or (former is not None and former.helps == evidence.helps):
             return
-        which = "personal" if evidence.helps else "bundle"
-        figures = {"probability": round(evidence.probability, 4), "text": evidence.text}
-        self._report("in_use", {"round_id": now.round_id, "model": which, **figures})
+        self._report("in_use", in_use_figures(now.round_id, evidence))
 
     def _tell_failed(self) -> None:
         """Before the round in progress is dropped: its phase and number are those that failed."""
         round_id, totals = self.progress.round_id, self._store.counters.totals
         self._presence.failed(self.phase.value, round_id, totals)
+
+
+def in_use_figures(round_id: int, evidence: Evidence) -> dict[str, Any]:
+    """Which model the owner is served after a round (0: before the first one), and why."""
+    return {
+        "round_id": round_id,
+        "model": evidence.kind if evidence.helps else "bundle",
+        "probability": round(evidence.probability, 4),
+        "text": evidence.text,
+    }
 
 
 def _told_of_the_fleet(trained: TrainedRound, task: Task) -> TrainedRound:

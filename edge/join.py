@@ -16,13 +16,14 @@ from protofleet.bundle import Bundle
 from protofleet.durable import write_whole
 from protofleet.edge.agent import Agent
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
-from protofleet.edge.current_round import Report
+from protofleet.edge.current_round import Report, in_use_figures
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.log_tail import log_tail
 from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
 from protofleet.edge.participation import watch_policy
+from protofleet.edge.personalise import head_first
 from protofleet.edge.rehearsal import rehearse
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
@@ -151,6 +152,8 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             device_id=store.device_id,
             backend=options.backend,
         )
+        if options.keep_bundle:
+            _head_first(store, bundle, learner, data, report)
         who = Identity(
             device_id=store.device_id,
             boot_id=secrets.token_hex(8),
@@ -173,6 +176,15 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             upgrades=_upgrades(options, data, endpoint, store, bundle),
             tail=tail,
         )
+
+
+def _head_first(
+    store: Store, bundle: Bundle, learner: Learner, data: LocalData, report: Report
+) -> None:
+    """Before the first round the owner has what a head alone can do with few labels."""
+    evidence = head_first(store, bundle, learner.programs, data)
+    if evidence is not None:
+        report("in_use", in_use_figures(0, evidence))
 
 
 def _present_bundle(

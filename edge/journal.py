@@ -165,6 +165,8 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     ``candidate``, ``fallback``: the bundle that comes, and the one before, of a roll-out.
     ``replaced``: digests of bundles whose place others took by roll-outs, the latest last; a
     device that is started with one of them goes on with its own.
+    ``head``: a model of which the device has trained the head alone (``personalise``), as a state
+    of ``local``, of round 0.
     """
 
     format: int = FORMAT
@@ -183,10 +185,22 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Candidate | None = None
     fallback: Fallback | None = None
     replaced: tuple[str, ...] = ()
+    head: PersonalState | None = None
+
+    @property
+    def best(self) -> PersonalState | None:
+        """What the owner may be served beside the bundle's own: what is expected to gain most."""
+        rounds, head = self.in_use, self.head
+        if rounds is None or head is None or rounds.state.evidence is None:
+            return rounds or head
+        if head.binding.bundle != rounds.binding.bundle or head.state.evidence is None:
+            return rounds
+        ahead = head.state.evidence.expected > rounds.state.evidence.expected
+        return head if ahead else rounds
 
     @property
     def in_use(self) -> PersonalState | None:
-        """What the device predicts with; None before the first round has counted."""
+        """The personal model; None before the first round has counted."""
         if self.former is not None or not self.last_round_id:
             return self.former
         if self.binding is None or self.state is None:
@@ -199,6 +213,12 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def last_counted(self) -> int:
+        """The round of the personal model; 0: there is none."""
+        personal = self.in_use
+        return personal.state.round_id if personal else 0
+
+    @property
     def last_round_id(self) -> int:
         """The last round that counted with the present bundle; 0: none."""
         return self.state.round_id if self.state else 0
@@ -207,7 +227,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     def own_bundles(self) -> tuple[str, ...]:
         """Digests of the bundles that the device has had a part in, and that must be kept."""
         back = self.fallback
-        others = (self.former, back, back and back.former)
+        others = (self.former, self.head, back, back and back.former)
         found = [self.binding.bundle] if self.binding else []
         return (*found, *(one.binding.bundle for one in others if one))
 
@@ -241,6 +261,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
         found += [self.delivered.update] if self.delivered else []
         found += self.former.state.files if self.former else ()
+        found += self.head.state.files if self.head else ()
         for state in self.fallback.states if self.fallback else ():
             found += state.files
         return tuple(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +15,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
 from protofleet.edge.examples import Examples
-from protofleet.edge.journal import PersonalState, bundle_path, read_journal
+from protofleet.edge.journal import Journal, PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
 from protofleet.edge.store import load_state, read_in_use
@@ -37,9 +37,16 @@ from protofleet.strategies.training import Training
 from protofleet.strategies.types import ClientState, Payload, Score
 from protofleet.tensors import Network
 
-Served = Literal["personal", "bundle"]
-Use = Literal["auto", "personal", "bundle"]
+Served = Literal["personal", "head", "bundle"]
+Use = Literal["auto", "personal", "head", "bundle"]
 """Which model is asked for; ``auto``: the gate says."""
+_WHICH: Mapping[Use, Callable[[Journal], PersonalState | None]] = {
+    "auto": lambda journal: journal.best,
+    "personal": lambda journal: journal.in_use,
+    "head": lambda journal: journal.head,
+    "bundle": lambda journal: journal.best,
+}
+"""Of which state of the journal a model is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,8 @@ class OpenedModel:
         round_id: the last round that counted; 0 for a bundle's own values.
         strategy: of the store; empty without one.
         federation: of the store; empty without one.
-        served: whether it is the personal model or has the bundle's own values.
+        served: whether it is a federation's personal model, one of which the head alone was
+            trained, or has the bundle's own values.
         reason: why, for people; empty: it was asked for.
     """
 
@@ -251,7 +259,9 @@ class PersonalModel:
             ProtofleetError: as ``open_personal``.
         """
         source = self._source
-        if source is None or read_journal(source.folder).in_use == source.personal:
+        if source is None:
+            return False
+        if _WHICH[source.use](read_journal(source.folder)) == source.personal:
             return False
         self._source, self.model = _in_use(source.folder, source.given, source.use)
         self._classifier = self._opened()
@@ -290,7 +300,8 @@ def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its n
             bundle, needed only where it keeps no copy.
         trusted: raw public keys whose signature on ``bundle`` counts; empty: those of the user's
             trust store. What a store keeps was checked when its device joined.
-        use: ``personal`` or ``bundle``, whatever helps; ``auto``: what does.
+        use: ``personal``, ``head`` (trained alone, by ``device personalise`` or before the first
+            round) or ``bundle``, whatever helps; ``auto``: what does.
         backend: who runs the programs.
         threads: of the runtime.
 
@@ -299,7 +310,7 @@ def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its n
 
     Raises:
         InputError: no store, several, one without a finished round, no such backend, or ``use`` is
-            none of the three.
+            none of the four.
         ProvisionError: the store is damaged or belongs to another bundle, or the backend cannot run
             the bundle.
         RefusedError: the bundle is not what was signed, or its signer is not trusted.
@@ -362,7 +373,7 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
         state = load_state(folder, personal.state)
         strategy = build(personal.strategy, personal.settings, bundle.model())
         served, reason = _served(personal.state.evidence, use)
-        own = served == "personal"
+        own = served != "bundle"
         source = StoreSource(folder=folder, given=given, personal=personal, use=use)
         return source, OpenedModel(
             bundle=bundle,
@@ -375,7 +386,7 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
             reason=reason,
         )
 
-    return read_in_use(folder, read)
+    return read_in_use(folder, read, _WHICH[use])
 
 
 def _served(evidence: Evidence | None, use: Use) -> tuple[Served, str]:
@@ -384,7 +395,7 @@ def _served(evidence: Evidence | None, use: Use) -> tuple[Served, str]:
         return use, ""
     if evidence is None:
         return "personal", ""
-    return ("personal" if evidence.helps else "bundle"), evidence.text
+    return (evidence.kind if evidence.helps else "bundle"), evidence.text
 
 
 def _kept(folder: Path, digest: str) -> Bundle:

@@ -22,6 +22,7 @@ import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -62,6 +63,7 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
+from protofleet.federation.gate import Evidence
 from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,
@@ -384,6 +386,17 @@ class Store:
             change = {"state": pending.state, "pending": None, "delivered": sent, "former": None}
             self._commit(msgspec.structs.replace(self.journal, **change))
 
+    def commit_head(self, binding: Binding, state: ClientState, evidence: Evidence) -> None:
+        """Keep a model of which the head alone was trained, in the place of an earlier one."""
+        stored = StoredState(
+            round_id=state.round_id,
+            transfer_id="",
+            file=self._write_blob(blobs.encode(state.tensors)),
+            evidence=evidence,
+        )
+        head = PersonalState(binding=binding, strategy="local", settings={}, state=stored)
+        self._commit(msgspec.structs.replace(self.journal, head=head))
+
     def commit_dropped(self) -> None:
         """The round never counted: forget its payload, its update and its trained state."""
         if self.journal.stage != "idle":
@@ -507,8 +520,17 @@ def read_personal(folder: Path) -> tuple[PersonalState, ClientState]:
     return read_in_use(folder, read)
 
 
-def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
+def read_in_use(
+    folder: Path,
+    read: Callable[[PersonalState], _Read],
+    which: Callable[[Journal], PersonalState | None] = attrgetter("in_use"),
+) -> _Read:
     """What ``read`` makes of the contents that the journal names, beside a process that may commit.
+
+    Args:
+        folder: the store's.
+        read: reads a personal state's contents.
+        which: state of the journal.
 
     Raises:
         InputError: there is no store, others may change it, or no round was delivered yet.
@@ -518,7 +540,7 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
         raise InputError(f"device store '{folder}': nothing there; join a federation first")
     check_private_folder(folder, "device store")
     for attempt in range(_READ_ATTEMPTS):
-        personal = read_journal(folder).in_use
+        personal = which(read_journal(folder))
         if personal is None:
             raise InputError(
                 f"device store '{folder}': no round was finished yet; nothing to run, but the "
@@ -528,7 +550,7 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
             return read(personal)
         except ProtofleetError:
             # The owner may have committed a newer state and removed this one meanwhile.
-            if attempt == _READ_ATTEMPTS - 1 or read_journal(folder).in_use == personal:
+            if attempt == _READ_ATTEMPTS - 1 or which(read_journal(folder)) == personal:
                 raise
     raise ProvisionError(f"device store '{folder}': its state changes faster than it can be read")
 

@@ -31,6 +31,7 @@ class StoreSummary:
         federation: what it belongs to; empty before the first start.
         bundle: name of the bundle of the model in use; its digest where the store keeps no copy.
         round_id: the last round that counted; 0: none.
+        head: whether it has a head trained alone.
         size_bytes: of all its files.
         problem: why it cannot be read; empty if it can.
     """
@@ -40,6 +41,7 @@ class StoreSummary:
     federation: str = ""
     bundle: str = ""
     round_id: int = 0
+    head: bool = False
     size_bytes: int = 0
     problem: str = ""
 
@@ -108,14 +110,15 @@ def summarise(path: Path) -> StoreSummary:
         journal = read_journal(path)
     except (ProtofleetError, ValueError, KeyError, TypeError, RecursionError) as error:
         return StoreSummary(path=path, device_id="", size_bytes=size, problem=str(error))
-    personal = journal.in_use
+    personal = journal.best
     binding = personal.binding if personal else journal.binding
     return StoreSummary(
         path=path,
         device_id=device_id,
         federation=binding.federation if binding else "",
         bundle=_bundle_name(path, binding.bundle) if binding else "",
-        round_id=personal.state.round_id if personal else 0,
+        round_id=journal.last_counted,
+        head=journal.head is not None,
         size_bytes=size,
     )
 

@@ -127,6 +127,11 @@ class Learner:
         self.device_id = device_id
         self._told: set[str] = set()
 
+    @property
+    def programs(self) -> Programs:
+        """The bundle's, open."""
+        return self._programs
+
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
         """The strategy ``name`` for this bundle's model.
 

@@ -447,7 +447,7 @@ def _check_personal(case, client_id, store, state):
     model, rule = strategy.client_model(state), strategy.client_score(state)
     own = case.learner(client_id).evaluate(model, score=rule).own
     data = case.data[client_id].own
-    found = open_personal(store)
+    found = open_personal(store, use="personal")
     assert found.round_id == state.round_id
     counts = confusion(data.y_test, found.predict(data.x_test).indices, len(_CLASSES))
     np.testing.assert_array_equal(counts, own)

@@ -251,7 +251,7 @@ def test_labels_that_hold_together_are_federated_and_scored(signed, data_root, t
     own = load_device_data(federation.folder / f"{one}.npz")
     signer = bytes.fromhex(Bundle.open(bundle, any_signer=True).signer)
     store = federation.folder / f"store-{one}"
-    model = open_personal(store, bundle=bundle, backend="litert", trusted=[signer])
+    model = open_personal(store, use="personal", bundle=bundle, backend="litert", trusted=[signer])
     predicted = model.predict(own.x_test)
     personal = score_predictions(predicted, own.y_test)
     shares = InferenceSession(model.plain("onnx")).run(["probabilities"], {"x": own.x_test})[0]

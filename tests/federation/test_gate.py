@@ -70,12 +70,12 @@ def test_without_test_examples_the_bundle_stays_in_use():
 def test_it_says_which_model_is_in_use_and_why():
     found = _evidence([0] * 10 + [1] * 10, [1] * 20, _GAINS)
     assert found.text == (
-        "personal: the personal one has 1.00 against 0.50 on 20 examples that were not trained on; "
+        "personal: the personal one has 1.00 against 0.50 on 20 examples that it has not seen; "
         "by these and 20 owners' gains it is better with probability 0.99"
     )
     assert _evidence([1] * 4, [1] * 4).text == (
-        "the bundle's model: the personal one has 1.00 against 1.00 on 4 examples that were not "
-        "trained on; by these it is better with probability 0.50"
+        "the bundle's model: the personal one has 1.00 against 1.00 on 4 examples that it has not "
+        "seen; by these it is better with probability 0.50"
     )
 
 

@@ -49,6 +49,7 @@ def tiny_bundle(
     settings: Mapping[str, Any] = SETTINGS,
     sequence: int = 0,
     train: bytes | None = None,
+    head: tuple[str, ...] = (),
 ) -> Path:
     """Write a bundle with programs ``infer``, ``features`` and ``train_cross_entropy``.
 
@@ -61,6 +62,7 @@ def tiny_bundle(
         settings: the strategy's defaults in the manifest.
         sequence: of the bundle.
         train: another training program than the committed one.
+        head: names of the parameters that the manifest calls the head.
 
     Returns:
         ``path``.
@@ -72,6 +74,7 @@ def tiny_bundle(
         files["programs/train.onnx"] = train
     files["params.safetensors"] = encode(initial_params(features, classes), {})
     manifest = _manifest(features, classes, strategy, settings)
+    manifest = msgspec.structs.replace(manifest, head=head)
     manifest = msgspec.structs.replace(manifest, sequence=sequence)
     write_bundle(path, manifest, files, key)
     trust_in_tests(key)

@@ -100,6 +100,15 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _in_use(figures: Figures) -> str:
+    when = f"after round {figures['round_id']}" if figures["round_id"] else "before the first round"
+    return f"in use {when}: {figures['text']}"
+
+
+def _personalised(figures: Figures) -> str:
+    return f"a head on {figures['examples']} examples, in {figures['store']}: {figures['text']}"
+
+
 def _calibrating(figures: Figures) -> str:
     rates = figures["rates"]
     return f"trying {len(rates)} learning rates, from {rates[0]:g} to {rates[-1]:g}"
@@ -125,7 +134,8 @@ _LINES: dict[str, Callable[[Figures], str]] = {
     "task": _task,
     "trained": _trained,
     "delivered": _delivered,
-    "in_use": lambda figures: f"in use after round {figures['round_id']}: {figures['text']}",
+    "in_use": _in_use,
+    "personalised": _personalised,
     "dropped": lambda figures: f"round {figures['round_id']}: {figures['reason']}",
     "finished": lambda figures: f"in round {figures['round_id']}; waiting for another run",
     "left": _left,

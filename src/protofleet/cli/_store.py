@@ -65,11 +65,11 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--use",
-            type=click.Choice(["auto", "personal", "bundle"]),
+            type=click.Choice(["auto", "personal", "head", "bundle"]),
             default="auto",
             show_default=True,
-            help="Of a store: the personal model where your test examples say that it helps, and "
-            "else the bundle's own (auto); or one of them, whatever helps.",
+            help="Of a store: the personal model, or a head trained alone, where your examples say "
+            "that it helps, and else the bundle's own (auto); or one of them, whatever helps.",
         ),
         *program_options,
     ]

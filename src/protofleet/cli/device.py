@@ -213,7 +213,8 @@ def _tell_predict(store: Path) -> None:
     """How to use the model that the rounds have made, if one has counted."""
     from protofleet.edge.stores import store_option, summarise
 
-    if summarise(store).round_id:
+    known = summarise(store)
+    if known.round_id or known.head:
         words = ["protofleet device predict --data FILE", store_option(store)]
         click.echo(f"to use the model: {' '.join(filter(None, words))}", err=True)
 
@@ -251,6 +252,44 @@ def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -
         progress=_no_progress if as_json or verbosity() < 0 else _progress,
     )
     click.echo(msgspec.json.encode(trial).decode() if as_json else to_text(trial))
+
+
+@device.command("personalise")
+@click.option(
+    "--store", type=_PATH, help="Folder of the device; default: one of the bundle's name."
+)
+@click.option("--id", "device_id", help="Of the device, when its store is made.")
+@_data_options
+def personalise_(
+    *, store: Path | None, device_id: str | None, threads: int, as_json: bool, **source: Any
+) -> None:
+    """Train the head of the bundle's model on this device's labels, without any federation.
+
+    A minute's work with some labels of each class: the rest of the model stays as it is. What comes
+    of it is compared with the bundle's own model on examples that it has not seen, and 'device
+    predict' takes the better one. A device that joins a federation does so by itself.
+    """
+    start_process(threads)
+    from protofleet.bundle import Bundle
+    from protofleet.edge.current_round import in_use_figures
+    from protofleet.edge.personalise import personalise, store_head
+    from protofleet.edge.store import Store
+    from protofleet.edge.stores import default_store
+    from protofleet.runtime import open_programs
+
+    trusted = trusted_keys(source["trust_files"])
+    data = _load(source, trusted)
+    bundle = Bundle.open(source["bundle"], trusted=trusted)
+    programs = open_programs(bundle, threads=threads, backend=source["backend"])
+    fitted = personalise(bundle, programs, data)
+    folder = store or default_store(bundle.manifest.name, device_id)
+    with Store.open(folder, device_id=device_id) as opened:
+        store_head(opened, bundle, fitted, keep_bundle=True)
+    figures = {**in_use_figures(0, fitted.evidence), "examples": len(data.own.y_train)}
+    report = _reporter(as_json=as_json)
+    report("personalised", {**figures, "store": str(folder)})
+    if verbosity() >= 0 and json_lines() is None:
+        _tell_predict(folder)
 
 
 def _progress(done: int, total: int) -> None:

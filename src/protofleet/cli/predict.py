@@ -186,7 +186,11 @@ class _TextPrinter:
         """Say whose predictions follow."""
         opened = self._model.model
         name = f"bundle '{opened.bundle.manifest.name}'"
-        if opened.strategy:
+        if opened.served == "head" and not opened.round_id:
+            click.echo(f"{name}, with a head trained on this device")
+            if opened.reason:
+                click.echo(f"in use: {opened.reason}")
+        elif opened.federation:
             made = f"federation '{opened.federation}', strategy {opened.strategy}"
             click.echo(f"model of round {opened.round_id}: {made}, {name}")
             if opened.reason:

@@ -37,6 +37,7 @@ def stores(folder: Path | None, as_json: bool) -> None:
             click.echo(f"    cannot be read: {one.problem}")
             continue
         rounds = f"round {one.round_id}" if one.round_id else "no round finished"
+        rounds += ", a head trained alone" if one.head else ""
         bundle = f"bundle '{one.bundle}'" if one.bundle else "no bundle"
         federation = f"federation '{one.federation}'" if one.federation else "no federation"
         size = byte_text(one.size_bytes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from statistics import NormalDist
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -47,6 +48,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         gain: mean difference, of an error as a share of what it was.
         variance: of that mean.
         fleet: what personal models do for other owners; None: not told.
+        kind: a head trained alone on the bundle's features, or a federation's personal model.
     """
 
     task: TaskName
@@ -56,16 +58,28 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     gain: float = 0.0
     variance: float = 1.0
     fleet: FleetGain | None = None
+    kind: Literal["personal", "head"] = "personal"
+
+    @property
+    def expected(self) -> float:
+        """The gain that is to be expected."""
+        mean, _ = self._posterior
+        return mean
+
+    @property
+    def _posterior(self) -> tuple[float, float]:
+        """Mean and precision of the gain."""
+        prior = self.fleet or _ALONE
+        spread = max(prior.sd, _LEAST_SD) ** 2
+        precision = 1 / spread + 1 / self.variance
+        return (prior.mean / spread + self.gain / self.variance) / precision, precision
 
     @property
     def probability(self) -> float:
         """That the personal model is better for this owner than the bundle's."""
         if not self.examples:
             return 0.0
-        prior = self.fleet or _ALONE
-        spread = max(prior.sd, _LEAST_SD) ** 2
-        precision = 1 / spread + 1 / self.variance
-        mean = (prior.mean / spread + self.gain / self.variance) / precision
+        mean, precision = self._posterior
         return NormalDist().cdf(mean * math.sqrt(precision))
 
     @property
@@ -78,14 +92,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """For people: which model is in use and why."""
         if not self.examples:
             return "the bundle's model: there are no test examples to compare it with another on"
-        which = "personal" if self.helps else "the bundle's model"
+        which = self.kind if self.helps else "the bundle's model"
+        what = "the personal one" if self.kind == "personal" else "a head trained alone"
         score = TASKS[self.task].worth_text
         compared = f"{score(self.now)} against {score(self.before)}"
         fleet = self.fleet
         others = "" if fleet is None else f" and {fleet.owners} owners' gains"
         return (
-            f"{which}: the personal one has {compared} on {self.examples} examples that were not "
-            f"trained on; by these{others} it is better with probability "
+            f"{which}: {what} has {compared} on {self.examples} examples that it "
+            f"has not seen; by these{others} it is better with probability "
             f"{min(self.probability, 0.99):.2f}"
         )
 

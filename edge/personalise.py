@@ -1,0 +1,107 @@
+"""Personalises a bundle's model on the device alone: a head, trained at once on cached features."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.bundle import Bundle
+from protofleet.edge.head import (
+    MOST_EXAMPLES,
+    FittedHead,
+    check_dense,
+    fit_head,
+    head_of,
+    with_head,
+)
+from protofleet.edge.journal import Binding
+from protofleet.edge.store import Store
+from protofleet.edge.training import EVALUATION_BATCH, LocalData, check_data
+from protofleet.errors import InputError, ProvisionError
+from protofleet.federation.gate import Evidence
+from protofleet.runtime import Programs
+from protofleet.strategies.common import network_tensors
+from protofleet.strategies.tasks import TASKS
+from protofleet.strategies.types import ClientState
+
+_log = logging.getLogger(__name__)
+
+
+def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> FittedHead:
+    """Train the head of a bundle's model on a device's labelled examples.
+
+    Args:
+        bundle: verified.
+        programs: of it.
+        data: the device's.
+
+    Raises:
+        InputError: the data do not fit, there are no labelled examples or too many, or the model
+            has no dense head on features that the bundle has a program for.
+    """
+    manifest, network = bundle.manifest, bundle.model().network
+    check_data(data, manifest)
+    own = data.own
+    if not len(own.y_train):
+        raise InputError("device data: expected labelled training examples, got none")
+    if len(own.y_train) > MOST_EXAMPLES:
+        raise InputError(
+            f"device data: expected at most {MOST_EXAMPLES} training examples, got "
+            f"{len(own.y_train)}: with so many a federation trains all layers"
+        )
+    start = head_of(network, manifest.head)
+    if start is None:
+        raise InputError(
+            f"bundle '{manifest.name}': does not say which dense layer is the model's head; export "
+            "it with --head NAME"
+        )
+
+    def features(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return programs.features(network, x, batch_size=EVALUATION_BATCH)
+
+    first = own.x_train[:EVALUATION_BATCH]
+    check_dense(start, features(first), programs.predict(network, first))
+    return fit_head(
+        TASKS[manifest.task],
+        start,
+        (features(own.x_train), own.y_train),
+        (features(own.x_test), own.y_test),
+    )
+
+
+def store_head(store: Store, bundle: Bundle, fitted: FittedHead, *, keep_bundle: bool) -> None:
+    """Make a head the store's; what is in use follows from its evidence and the rounds'.
+
+    Args:
+        store: open.
+        bundle: whose body it sits on.
+        fitted: the head.
+        keep_bundle: whether the store keeps a copy of the bundle, with which it predicts.
+    """
+    manifest = bundle.manifest
+    network = with_head(bundle.model().network, manifest.head, fitted.head)
+    if keep_bundle:
+        store.keep_bundle(bundle)
+    store.commit_head(
+        Binding(federation="", bundle=bundle.digest, layout_hash=manifest.layout_hash),
+        ClientState(round_id=0, tensors=network_tensors(network)),
+        fitted.evidence,
+    )
+
+
+def head_first(
+    store: Store, bundle: Bundle, programs: Programs, data: LocalData
+) -> Evidence | None:
+    """Train and keep a head before a federation's first round, where that is possible and new."""
+    head = store.journal.head
+    if store.journal.last_round_id or (head and head.binding.bundle == bundle.digest):
+        return None
+    try:
+        fitted = personalise(bundle, programs, data)
+    except (InputError, ProvisionError) as error:
+        _log.info("no head is trained at once: %s", error)
+        return None
+    store_head(store, bundle, fitted, keep_bundle=True)
+    return fitted.evidence

@@ -1,0 +1,137 @@
+"""A device that personalises by itself, and one that does so before its first round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from personal import deliver_personal
+from tiny_bundle import tiny_bundle, tiny_data
+
+from protofleet.bundle import Bundle
+from protofleet.bundle.keys import save_public_key
+from protofleet.datasets import DeviceData
+from protofleet.edge import LocalData, open_personal
+from protofleet.edge.journal import read_journal
+from protofleet.edge.personalise import head_first, personalise, store_head
+from protofleet.edge.store import Store
+from protofleet.edge.stores import summarise
+from protofleet.errors import InputError
+from protofleet.federation.gate import Evidence
+from protofleet.runtime import open_programs
+
+_CLASSES = ("class0", "class1", "class2")
+
+
+def _data(count=60, seed=1):
+    train, test = tiny_data(seed, count), tiny_data(seed + 1, 20)
+    own = DeviceData(
+        x_train=train[0], y_train=train[1], x_test=test[0], y_test=test[1], classes=_CLASSES
+    )
+    return LocalData(own=own)
+
+
+@pytest.fixture
+def world(world):
+    """With a bundle that says what its head is."""
+    key = Ed25519PrivateKey.generate()
+    path = tiny_bundle(world.root / "headed", key, head=("w", "b"))
+    public = key.public_key().public_bytes_raw()
+    save_public_key(public, world.trust)
+    bundle = Bundle.open(path, trusted={public})
+    return replace(world, bundle_path=path, bundle=bundle)
+
+
+class _Programs:
+    """The tiny bundle's, whose program of features gives outputs: here features are inputs."""
+
+    def __init__(self, bundle):
+        self.predict = open_programs(bundle).predict
+
+    def features(self, _network, x, *, batch_size=None):  # noqa: ARG002 - the programs' signature
+        return x
+
+
+@pytest.fixture
+def programs(world):
+    return _Programs(world.bundle)
+
+
+@pytest.fixture
+def store(world):
+    with Store.open(world.root / "anna", device_id="anna") as opened:
+        yield opened
+
+
+def _judged(gain):
+    return Evidence(
+        task="classification", examples=40, before=0.5, now=0.5 + gain, gain=gain, variance=0.005
+    )
+
+
+def test_a_head_is_trained_kept_and_served(world, programs, store):
+    fitted = personalise(world.bundle, programs, _data())
+    assert fitted.evidence.helps
+    assert fitted.evidence.examples == 80
+    store_head(store, world.bundle, fitted, keep_bundle=True)
+    model = open_personal(store.folder)
+    assert (model.model.served, model.round_id) == ("head", 0)
+    assert model.model.reason == fitted.evidence.text
+    x = _data().own.x_test
+    features = programs.features(world.bundle.model().network, x)
+    np.testing.assert_allclose(model.predict(x).outputs, fitted.head(features), atol=1e-5)
+    plain = open_personal(store.folder, use="bundle").predict(x).outputs
+    np.testing.assert_array_equal(plain, programs.predict(world.bundle.model().network, x))
+    with pytest.raises(InputError, match="no round was finished yet"):
+        open_personal(store.folder, use="personal")
+    known = summarise(store.folder)
+    assert (known.round_id, known.head, known.federation) == (0, True, "")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "head", "served"),
+    [
+        (0.2, 0.4, "head"),
+        (0.4, 0.2, "personal"),
+        (-0.2, 0.2, "head"),
+        (0.2, -0.2, "personal"),
+        (-0.2, -0.3, "bundle"),
+        (None, 0.4, "personal"),  # an earlier version's round
+    ],
+)
+def test_of_a_head_and_a_federation_s_model_that_which_gains_more(  # noqa: PLR0917 - fixtures
+    personal_store, world, programs, rounds, head, served
+):
+    fitted = personalise(world.bundle, programs, _data())
+    with Store.open(personal_store, device_id="anna") as store:
+        evidence = msgspec.structs.replace(_judged(head), kind="head")
+        kept = replace(fitted, evidence=evidence)
+        store_head(store, world.bundle, kept, keep_bundle=True)
+        deliver_personal(store, 3, scale=3.0, evidence=None if rounds is None else _judged(rounds))
+    assert open_personal(personal_store).model.served == served
+    assert open_personal(personal_store, use="head").model.served == "head"
+
+
+def test_before_the_first_round_a_device_does_it_once(world, programs, store):
+    evidence = head_first(store, world.bundle, programs, _data())
+    assert evidence.kind == "head"
+    assert head_first(store, world.bundle, programs, _data()) is None
+    assert read_journal(store.folder).head.binding.bundle == world.bundle.digest
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "expected labelled training examples, got none"), (2001, "expected at most 2000")],
+)
+def test_what_no_head_can_be_trained_on_is_named(  # noqa: PLR0917 - fixtures
+    world, programs, store, caplog, count, said
+):
+    caplog.set_level("INFO", logger="protofleet")
+    with pytest.raises(InputError, match=said):
+        personalise(world.bundle, programs, _data(count))
+    assert head_first(store, world.bundle, programs, _data(count)) is None
+    assert said in caplog.text
+    assert read_journal(store.folder).head is None
