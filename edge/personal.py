@@ -15,7 +15,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
 from protofleet.edge.examples import Examples
-from protofleet.edge.journal import Journal, PersonalState, bundle_path, read_journal
+from protofleet.edge.journal import JOURNAL, Journal, PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
 from protofleet.edge.store import load_state, read_in_use
@@ -363,6 +363,7 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
     """The model that a store's journal names, or the bundle's own where that serves better."""
 
     def read(personal: PersonalState) -> tuple[StoreSource, OpenedModel]:
+        state = load_state(folder, personal.state)  # at once: a newer round may take its place
         bundle = given or _kept(folder, personal.binding.bundle)
         if bundle.digest != personal.binding.bundle:
             raise ProvisionError(
@@ -370,7 +371,6 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
                 f"{personal.binding.bundle[:16]}, got bundle {bundle.digest[:16]}; "
                 "leave --bundle out, or give the one that the device joined with"
             )
-        state = load_state(folder, personal.state)
         strategy = build(personal.strategy, personal.settings, bundle.model())
         served, reason = _served(personal.state.evidence, use)
         own = served != "bundle"
@@ -386,6 +386,11 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
             reason=reason,
         )
 
+    if use == "head" and (folder / JOURNAL).exists() and read_journal(folder).head is None:
+        raise InputError(
+            f"device store '{folder}': no head was trained alone; train one: protofleet device "
+            "personalise"
+        )
     return read_in_use(folder, read, _WHICH[use])
 
 

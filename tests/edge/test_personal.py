@@ -92,7 +92,11 @@ def test_the_bundle_s_own_model_is_served_unless_the_personal_one_helps(personal
         5: ("bundle", True, "the bundle's model"),
         6: ("personal", False, ""),  # an earlier version's
     }
-    with pytest.raises(InputError, match="use: expected one of auto, personal, head, bundle, got 'best'"):
+    with pytest.raises(InputError, match="no head was trained alone; train one: protofleet"):
+        open_personal(personal_store, use="head")
+    with pytest.raises(
+        InputError, match="use: expected one of auto, personal, head, bundle, got 'best'"
+    ):
         open_personal(personal_store, use="best")
 
 
