@@ -128,6 +128,11 @@ class Rounds:
             return rules
         return GatedSchedule(inner=rules, may_open=lambda _: not self._calibrating.open)
 
+    def tell_waiting(self, now: float) -> None:
+        """Say that a round waits for devices, unless it waits for rates that they are trying."""
+        if self._calibrating.order is None:
+            self._reporter.waiting(self.state, self.needed_devices, now)
+
     def take_ratios(self, device_id: str, presence: Presence) -> None:
         """What a device says of learning rates; RefusedError: it cannot be."""
         self._calibrating.note(device_id, presence.calibration)

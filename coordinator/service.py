@@ -269,7 +269,7 @@ class Service:
         self._rounds.apply(schedule.Tick())
         self._attendance.flush(now)
         self._reporter.watch(now)
-        self._reporter.waiting(self._rounds.state, self._rounds.needed_devices, now)
+        self._rounds.tell_waiting(now)
 
     def _drain(self) -> None:
         """Let no other round open while the run is about to have another bundle, or rests."""

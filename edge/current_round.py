@@ -19,7 +19,7 @@ import msgspec
 from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
 from protofleet.edge.identity import Identity
-from protofleet.edge.journal import Pending, StoredState
+from protofleet.edge.journal import Pending, PersonalState
 from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.participation import Participation
 from protofleet.edge.presence import PresencePublisher
@@ -412,23 +412,24 @@ class CurrentRound:
 
     def _count(self, pending: Pending, transfer_id: str) -> None:
         """The coordinator has the round's update: its state is this device's from now on."""
-        before = self._store.journal.state
+        before = self._store.journal.best
         self._store.commit_delivered()
         self.count_bytes()
         up, down = self._store.counters.totals
         figures = {"update_bytes": pending.update.bytes, "bytes_up": up, "bytes_down": down}
         ids = {"round_id": pending.round_id, "transfer_id": transfer_id}
         self._report("delivered", {**ids, **figures})
-        self._tell_in_use(before, pending.state)
+        self._tell_in_use(before, pending.round_id)
         self.heartbeat("idle")
         self.become_idle()
 
-    def _tell_in_use(self, before: StoredState | None, now: StoredState) -> None:
+    def _tell_in_use(self, before: PersonalState | None, round_id: int) -> None:
         """Which model the owner is served, where that is another than after the round before."""
-        former, evidence = None if before is None else before.evidence, now.evidence
-        if evidence is None or (former is not None and former.helps == evidence.helps):
+        now = self._store.journal.best
+        former, evidence = (None if one is None else one.state.evidence for one in (before, now))
+        if evidence is None or (former is not None and former.served == evidence.served):
             return
-        self._report("in_use", in_use_figures(now.round_id, evidence))
+        self._report("in_use", in_use_figures(round_id, evidence))
 
     def _tell_failed(self) -> None:
         """Before the round in progress is dropped: its phase and number are those that failed."""
@@ -440,7 +441,7 @@ def in_use_figures(round_id: int, evidence: Evidence) -> dict[str, Any]:
     """Which model the owner is served after a round (0: before the first one), and why."""
     return {
         "round_id": round_id,
-        "model": evidence.kind if evidence.helps else "bundle",
+        "model": evidence.served,
         "probability": round(evidence.probability, 4),
         "text": evidence.text,
     }

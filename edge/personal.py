@@ -400,7 +400,7 @@ def _served(evidence: Evidence | None, use: Use) -> tuple[Served, str]:
         return use, ""
     if evidence is None:
         return "personal", ""
-    return (evidence.kind if evidence.helps else "bundle"), evidence.text
+    return evidence.served, evidence.text
 
 
 def _kept(folder: Path, digest: str) -> Bundle:

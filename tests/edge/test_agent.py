@@ -96,7 +96,7 @@ def test_the_owner_is_told_which_model_is_in_use_and_when_that_changes(device):
     assert (evidence.examples, evidence.fleet) == (20, None)
     first = device.said("in_use")[0]
     assert "on 20 examples that it has not seen; by these and 30 owners' gains" in first["text"]
-    assert "in use after round 1: personal" in to_text("in_use", first)
+    assert "after round 1: personal" in to_text("in_use", first)
 
 
 def test_until_it_is_delivered_a_round_does_not_count(device):

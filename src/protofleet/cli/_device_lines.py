@@ -102,7 +102,7 @@ def _short(value: Any) -> str:
 
 def _in_use(figures: Figures) -> str:
     when = f"after round {figures['round_id']}" if figures["round_id"] else "before the first round"
-    return f"in use {when}: {figures['text']}"
+    return f"{when}: {figures['text']}"
 
 
 def _personalised(figures: Figures) -> str:

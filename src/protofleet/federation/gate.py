@@ -88,6 +88,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         return self.probability >= ENOUGH
 
     @property
+    def served(self) -> Literal["personal", "head", "bundle"]:
+        """Which model is in use."""
+        return self.kind if self.helps else "bundle"
+
+    @property
     def text(self) -> str:
         """For people: which model is in use and why."""
         if not self.examples:
