@@ -30,7 +30,8 @@ from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, TrainingThread
+from protofleet.edge.training import Learner
+from protofleet.edge.training_thread import TrainingThread
 from protofleet.edge.upgrade import Upgrades
 from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import RefusedError, StorageError, UnavailableError

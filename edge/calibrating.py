@@ -12,7 +12,8 @@ from itertools import pairwise
 
 from protofleet.edge.current_round import Report
 from protofleet.edge.identity import Identity
-from protofleet.edge.training import Learner, TrainingThread
+from protofleet.edge.training import Learner
+from protofleet.edge.training_thread import TrainingThread
 from protofleet.errors import InputError, ProtofleetError, ProvisionError, RefusedError
 from protofleet.federation.calibration import RATIOS
 from protofleet.federation.client import MOST_SEED, RoundConfig, open_payload

@@ -26,7 +26,8 @@ from protofleet.edge.presence import PresencePublisher
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, TrainingThread, trained_figures
+from protofleet.edge.training import Learner, trained_figures
+from protofleet.edge.training_thread import TrainingThread
 from protofleet.edge.waiting import TransferWait, WaitingLog
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import (

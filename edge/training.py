@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +23,7 @@ from protofleet.edge.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.calibration import held_out
 from protofleet.federation.client import (
-    ClientMemory,
-    ReceivedPayload,
     TrainedRound,
-    train_round,
 )
 from protofleet.federation.gate import Evidence, compare
 from protofleet.federation.randomness import client_rng
@@ -437,100 +433,3 @@ class _Timed:
             raise TrainingCancelledError
         with learner.meter.train_step():
             return self._grad_fn(network, batch, rng)
-
-
-class TrainingThread:
-    """One local round at a time in a thread of its own, so that the link is served meanwhile.
-
-    Args:
-        learner: what trains.
-        wake: called in that thread when a round is done.
-    """
-
-    def __init__(self, learner: Learner, wake: Callable[[], None]) -> None:
-        self._learner = learner
-        self._wake = wake
-        self._worker = ThreadPoolExecutor(1, "training")
-        self._warm_up: Future[None] | None = None
-        self._running: Future[TrainedRound] | None = None
-        self._trial: Future[TrainedRound] | None = None
-        self._held = False
-
-    def warm_up(self) -> None:
-        """Prepare programs and kernels, before the first round if there is time."""
-        self._warm_up = self._worker.submit(self._learner.warm_up)
-
-    def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
-        """Begin to train."""
-        self._running = self._submit(strategy, memory, received)
-
-    def try_rates(self, strategy: Strategy, received: ReceivedPayload) -> None:
-        """Begin to try the learning rates of an order; no round may be running."""
-        self._trial = self._submit(strategy, ClientMemory(), received)
-
-    def _submit(
-        self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
-    ) -> Future[TrainedRound]:
-        self._learner.cancelled.clear()
-        self.hold(self._held)
-        submitted = self._worker.submit(self._trained, strategy, memory, received)
-        submitted.add_done_callback(lambda _: self._wake())
-        return submitted
-
-    def _trained(
-        self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
-    ) -> TrainedRound:
-        learner = self._learner
-        costs = partial(learner.take_costs, strategy)
-        trained = train_round(learner, strategy, memory, received, costs=costs)
-        if received.order.rates:
-            return trained
-        return replace(trained, evidence=learner.compare(strategy, trained.state))
-
-    def hold(self, held: bool) -> None:  # noqa: FBT001 - what is to hold from now on
-        """Let the running round, and those after it, wait before its next step; or go on."""
-        self._held = held
-        if held and not self._learner.cancelled.is_set():
-            self._learner.free.clear()
-        else:
-            self._learner.free.set()
-
-    def cancel(self) -> None:
-        """Give the running round up at its next step, a held one too."""
-        self._learner.cancelled.set()
-        self._learner.free.set()
-
-    def finished(self) -> bool:
-        """Whether a round is done and waits for ``take``; raises what the warm-up raised."""
-        if self._warm_up is not None and self._warm_up.done():
-            self._warm_up.result()
-            self._warm_up = None
-        return self._running is not None and self._running.done()
-
-    def take(self) -> TrainedRound | None:
-        """The finished round's result, or what it raised; None if it was cancelled."""
-        running, self._running = self._running, None
-        return _result(running)
-
-    def tried(self) -> bool:
-        """Whether rates have been tried, and ``take_trial`` has what came of it."""
-        return self._trial is not None and self._trial.done()
-
-    def take_trial(self) -> TrainedRound | None:
-        """An update of ratios, or what trying raised; None if it was cancelled."""
-        trial, self._trial = self._trial, None
-        return _result(trial)
-
-    def close(self) -> None:
-        """Cancel and wait for the thread."""
-        self.cancel()
-        self._worker.shutdown(wait=True, cancel_futures=True)
-
-
-def _result(done: Future[TrainedRound] | None) -> TrainedRound | None:
-    if done is None:
-        return None
-    try:
-        return done.result()
-    except TrainingCancelledError:
-        return None
