@@ -32,7 +32,7 @@ from protofleet.federation.trouble import of_calibration
 from protofleet.wire.messages import MOST_CALIBRATING, CalibrationAnswer, CalibrationOrder
 
 
-class Calibrating:
+class CalibrationServer:
     """Asks devices, and chooses by what they tell.
 
     Args:

@@ -15,7 +15,7 @@ import msgspec
 
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
-from protofleet.coordinator.calibrating import Calibrating
+from protofleet.coordinator.calibrating import CalibrationServer
 from protofleet.coordinator.fleet_gains import FleetGains
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
@@ -27,6 +27,7 @@ from protofleet.federation import membership, schedule
 from protofleet.federation.claims import LearnedBounds
 from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
 from protofleet.federation.gated_schedule import GatedSchedule
+from protofleet.federation.plan import Plan
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
@@ -50,7 +51,7 @@ class Rounds:
         usage: of who takes part.
         announcer: tells all devices where the run stands.
         before_close: accepts the updates that have arrived, which so count in the closing round.
-        calibrated: makes the server with a learning rate that devices have found; None: none do.
+        calibrated: makes the server of a plan with a rate that devices have found; None: none do.
 
     Attributes:
         server: its ``plan`` has the rounds to which the operator has extended the run.
@@ -72,11 +73,11 @@ class Rounds:
         usage: ReportedUsage,
         announcer: Announcer,
         before_close: Callable[[], None],
-        calibrated: Callable[[float], Server] | None = None,
+        calibrated: Callable[[Plan, float], Server] | None = None,
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
         self._calibrated = calibrated
-        self._calibrating = Calibrating(server.plan, ledger, registry.devices, sink)
+        self._calibrating = CalibrationServer(server.plan, ledger, registry.devices, sink)
         self._schedule = self._make_schedule()
         self._reporter, self._sink = reporter, sink
         self._registry, self._usage, self._announcer = registry, usage, announcer
@@ -149,7 +150,7 @@ class Rounds:
             return
         chosen = self._calibrating.chosen
         if chosen is not None and self._calibrated is not None:
-            self.server = self._calibrated(chosen.lr)
+            self.server = self._calibrated(self.server.plan, chosen.lr)
             self._schedule, self.payloads = self._make_schedule(), self._make_payloads()
             self.server_state = self._last_state()
             self.state = replace(state, warmed_up=True)  # the devices were waited for

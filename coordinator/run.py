@@ -264,7 +264,7 @@ class _Part:
         """What makes the service of its parts."""
         cells = self.file.cells
         if cells is None:
-            plain = partial(Rounds, calibrated=partial(self._calibrated, plan))
+            plain = partial(Rounds, calibrated=self._calibrated)
             return partial(Service, make_rounds=plain)
         if self.cell is None:
             return partial(RootService, make_rounds=RootRounds)

@@ -16,7 +16,7 @@ import logging
 import time
 from typing import Any, assert_never
 
-from protofleet.edge.calibrating import Calibrating
+from protofleet.edge.calibrating import CalibrationClient
 from protofleet.edge.checks import AnnouncedRun, round_is_over
 from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound, Report
@@ -93,7 +93,7 @@ class Agent:
         self._run = AnnouncedRun(who, self._store, learner)
         self._refusals = Refusals(self._warn)
         self._training = TrainingThread(learner, device.wake)
-        self._calibrating = Calibrating(learner, self._training, who, report)
+        self._calibrating = CalibrationClient(learner, self._training, who, report)
         self._presence.calibration = self._calibrating.answer
         self._upgrades = upgrades or Upgrades(
             device, membership.store, learner.manifest, present=who.binding.bundle

@@ -14,17 +14,15 @@ from protofleet.edge.current_round import Report
 from protofleet.edge.identity import Identity
 from protofleet.edge.training import Learner
 from protofleet.edge.training_thread import TrainingThread
-from protofleet.errors import InputError, ProtofleetError, ProvisionError, RefusedError
+from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.calibration import RATIOS
-from protofleet.federation.client import MOST_SEED, RoundConfig, open_payload
-from protofleet.federation.randomness import server_rng
-from protofleet.tensors import blobs
+from protofleet.federation.client import MOST_SEED, RoundConfig
 from protofleet.wire.messages import Announcement, CalibrationAnswer, CalibrationOrder, Task
 
 _log = logging.getLogger(__name__)
 
 
-class Calibrating:
+class CalibrationClient:
     """Tries the rates that an announcement names.
 
     Args:
@@ -43,7 +41,7 @@ class Calibrating:
         self._learner, self._training, self._who, self._report = learner, training, who, report
         self._order: CalibrationOrder | None = None
         self._strategy = ""
-        self._running = False
+        self._trying: CalibrationOrder | None = None
         self.answer = CalibrationAnswer(key="")
         self._waiting: Task | None = None
 
@@ -53,19 +51,20 @@ class Calibrating:
         asked = isinstance(order, CalibrationOrder) and self._who.device_id in order.devices
         self._order = order if asked and isinstance(order, CalibrationOrder) else None
         self._strategy = announcement.strategy
-        if self._order is None and self._running:
+        if self._trying is not None and self._trying != self._order:
             self._training.cancel()  # nobody waits for it
 
     def ends_for(self, task: Task) -> bool:
         """Whether a task has to wait, for a moment, for the end of a trial."""
-        if self._running:
-            self._training.cancel()
-            self._waiting = task
-        return self._running
+        if self._trying is None:
+            return False
+        self._training.cancel()
+        self._waiting = task
+        return True
 
     def take_waiting(self) -> Task | None:
         """The task that has waited, once the trial has ended; None: there is none."""
-        if self._running:
+        if self._trying is not None:
             return None
         task, self._waiting = self._waiting, None
         return task
@@ -76,13 +75,12 @@ class Calibrating:
         Args:
             idle: whether the device is in no round, and its owner lets it train.
         """
-        order, done = self._order, False
-        if self._running and self._training.tried():
-            self._running = False
-            done = self._take()
-        elif order is not None and idle and not self._running and not self._answers(order):
-            done = self._begin(order)
-        return done
+        if self._trying is not None:
+            return self._training.tried() and self._take(self._trying)
+        order = self._order
+        if order is None or not idle or self._answers(order):
+            return False
+        return self._begin(order)
 
     def _answers(self, order: CalibrationOrder) -> bool:
         """Whether there is nothing to begin: it is answered, or a task goes before."""
@@ -95,26 +93,24 @@ class Calibrating:
         try:
             check_order(order)
             strategy = self._learner.strategy(self._strategy, order.settings)
-            server = strategy.server_init(self._learner.model, server_rng(order.seed, 0))
-            payload = strategy.downlink(server, self._who.device_id)
-            rates = RoundConfig(round_id=1, seed=order.seed, rates=order.rates)
-            received = open_payload(blobs.encode(payload.tensors), rates, strategy.payload)
         except ProtofleetError as error:
             _log.warning("no learning rates can be tried: %s", error)
             return self._tell(order, ())
-        self._training.try_rates(strategy, received)
-        self._running = True
+        rates = RoundConfig(round_id=1, seed=order.seed, rates=order.rates)
+        self._training.try_rates(strategy, rates)
+        self._trying = order
         self._report("calibrating", {"rates": order.rates})
         return False
 
-    def _take(self) -> bool:
-        order = self._order
+    def _take(self, order: CalibrationOrder) -> bool:
+        self._trying = None
         try:
             trained = self._training.take_trial()
-        except (InputError, ProvisionError, RefusedError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever an order led to, the device stays
+            _log.debug("trying rates failed", exc_info=True)
             _log.warning("no learning rates can be tried: %s", error)
-            return order is not None and self._tell(order, ())
-        if trained is None or order is None:
+            return self._tell(order, ())
+        if trained is None:
             return False
         found = trained.update.tensors.get(RATIOS)
         seconds = trained.costs.phases_s.get("train", 0.0)

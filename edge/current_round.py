@@ -36,7 +36,7 @@ from protofleet.federation.client import (
     open_payload,
     receive_payload,
 )
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.strategies.training import DivergedError
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
@@ -438,7 +438,7 @@ class CurrentRound:
         self._presence.failed(self.phase.value, round_id, totals)
 
 
-def in_use_figures(round_id: int, evidence: Evidence) -> dict[str, Any]:
+def in_use_figures(round_id: int, evidence: GateEvidence) -> dict[str, Any]:
     """Which model the owner is served after a round (0: before the first one), and why."""
     return {
         "round_id": round_id,

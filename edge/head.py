@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.federation.gate import Evidence, compare
+from protofleet.federation.gate import GateEvidence, compare
 from protofleet.strategies.tasks import LearningTask
 from protofleet.tensors import Network, TaskName, TensorMap
 
@@ -60,7 +60,7 @@ class FittedHead:
     """
 
     head: DenseHead
-    evidence: Evidence
+    evidence: GateEvidence
 
 
 def head_of(network: Network, names: tuple[str, ...]) -> DenseHead | None:

@@ -12,7 +12,7 @@ import msgspec
 from protofleet import __version__
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProvisionError
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.wire.codecs import Coding
 
 JOURNAL = "journal.json"
@@ -51,7 +51,7 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     transfer_id: str
     file: StoredFile
     residual: StoredFile | None = None
-    evidence: Evidence | None = None
+    evidence: GateEvidence | None = None
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

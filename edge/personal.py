@@ -22,7 +22,7 @@ from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
 from protofleet.edge.training import EVALUATION_BATCH, Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import (
     BackendName,
@@ -234,6 +234,7 @@ class PersonalModel:
                 "federation": model.federation,
                 "strategy": model.strategy,
                 "round_id": model.round_id,
+                "served": model.served,
             },
         )
 
@@ -394,7 +395,7 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
     return read_in_use(folder, read, _WHICH[use])
 
 
-def _served(evidence: Evidence | None, use: Use) -> tuple[Served, str]:
+def _served(evidence: GateEvidence | None, use: Use) -> tuple[Served, str]:
     """Which model is in use, and why; a store of an earlier version has no evidence."""
     if use != "auto":
         return use, ""

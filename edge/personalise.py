@@ -20,7 +20,7 @@ from protofleet.edge.journal import Binding
 from protofleet.edge.store import Store
 from protofleet.edge.training import EVALUATION_BATCH, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.runtime import Programs
 from protofleet.strategies.common import network_tensors
 from protofleet.strategies.tasks import TASKS
@@ -93,7 +93,7 @@ def store_head(store: Store, bundle: Bundle, fitted: FittedHead, *, keep_bundle:
 
 def head_first(
     store: Store, bundle: Bundle, programs: Programs, data: LocalData
-) -> Evidence | None:
+) -> GateEvidence | None:
     """Train and keep a head before a federation's first round, where that is possible and new."""
     head = store.journal.head
     if store.journal.last_round_id or (head and head.binding.bundle == bundle.digest):

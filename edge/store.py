@@ -63,7 +63,7 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,
@@ -386,7 +386,7 @@ class Store:
             change = {"state": pending.state, "pending": None, "delivered": sent, "former": None}
             self._commit(msgspec.structs.replace(self.journal, **change))
 
-    def commit_head(self, binding: Binding, state: ClientState, evidence: Evidence) -> None:
+    def commit_head(self, binding: Binding, state: ClientState, evidence: GateEvidence) -> None:
         """Keep a model of which the head alone was trained, in the place of an earlier one."""
         stored = StoredState(
             round_id=state.round_id,

@@ -71,7 +71,7 @@ def only_store() -> Path:
     """
     found = list_stores()
     # One whose federation has never answered, such as that of a misspelt name, holds nothing yet.
-    found = [one for one in found if one.federation or one.problem] or found
+    found = [one for one in found if one.federation or one.head or one.problem] or found
     if len(found) == 1:
         return found[0].path
     if not found:
@@ -110,13 +110,14 @@ def summarise(path: Path) -> StoreSummary:
         journal = read_journal(path)
     except (ProtofleetError, ValueError, KeyError, TypeError, RecursionError) as error:
         return StoreSummary(path=path, device_id="", size_bytes=size, problem=str(error))
-    personal = journal.best
+    personal = journal.in_use
     binding = personal.binding if personal else journal.binding
+    bundle = binding or (journal.head and journal.head.binding)
     return StoreSummary(
         path=path,
         device_id=device_id,
         federation=binding.federation if binding else "",
-        bundle=_bundle_name(path, binding.bundle) if binding else "",
+        bundle=_bundle_name(path, bundle.bundle) if bundle else "",
         round_id=journal.last_counted,
         head=journal.head is not None,
         size_bytes=size,

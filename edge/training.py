@@ -25,7 +25,7 @@ from protofleet.federation.calibration import held_out
 from protofleet.federation.client import (
     TrainedRound,
 )
-from protofleet.federation.gate import Evidence, compare
+from protofleet.federation.gate import GateEvidence, compare
 from protofleet.federation.randomness import client_rng
 from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release
@@ -280,7 +280,7 @@ class Learner:
                 own_loss=self._loss(scores, own.y_test),
             )
 
-    def compare(self, strategy: Strategy, state: ClientState) -> Evidence:
+    def compare(self, strategy: Strategy, state: ClientState) -> GateEvidence:
         """The model of ``state`` beside the bundle's, on the own test part."""
         own, network = self._own, strategy.client_model(state)
         with self.meter.phase("evaluate"):

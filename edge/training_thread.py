@@ -11,10 +11,14 @@ from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.federation.client import (
     ClientMemory,
     ReceivedPayload,
+    RoundConfig,
     TrainedRound,
+    open_payload,
     train_round,
 )
+from protofleet.federation.randomness import server_rng
 from protofleet.strategies.types import Strategy
+from protofleet.tensors import blobs
 
 
 class TrainingThread:
@@ -40,18 +44,16 @@ class TrainingThread:
 
     def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
         """Begin to train."""
-        self._running = self._submit(strategy, memory, received)
+        self._running = self._submit(partial(self._trained, strategy, memory, received))
 
-    def try_rates(self, strategy: Strategy, received: ReceivedPayload) -> None:
+    def try_rates(self, strategy: Strategy, order: RoundConfig) -> None:
         """Begin to try the learning rates of an order; no round may be running."""
-        self._trial = self._submit(strategy, ClientMemory(), received)
+        self._trial = self._submit(partial(self._tried, strategy, order))
 
-    def _submit(
-        self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
-    ) -> Future[TrainedRound]:
+    def _submit(self, job: Callable[[], TrainedRound]) -> Future[TrainedRound]:
         self._learner.cancelled.clear()
         self.hold(self._held)
-        submitted = self._worker.submit(self._trained, strategy, memory, received)
+        submitted = self._worker.submit(job)
         submitted.add_done_callback(lambda _: self._wake())
         return submitted
 
@@ -61,9 +63,16 @@ class TrainingThread:
         learner = self._learner
         costs = partial(learner.take_costs, strategy)
         trained = train_round(learner, strategy, memory, received, costs=costs)
-        if received.order.rates:
-            return trained
         return replace(trained, evidence=learner.compare(strategy, trained.state))
+
+    def _tried(self, strategy: Strategy, order: RoundConfig) -> TrainedRound:
+        """From the payload that the server's first state gives, which so need not travel."""
+        learner = self._learner
+        server = strategy.server_init(learner.model, server_rng(order.seed, 0))
+        payload = strategy.downlink(server, learner.device_id)
+        received = open_payload(blobs.encode(payload.tensors), order, strategy.payload)
+        costs = partial(learner.take_costs, strategy)
+        return train_round(learner, strategy, ClientMemory(), received, costs=costs)
 
     def hold(self, held: bool) -> None:  # noqa: FBT001 - what is to hold from now on
         """Let the running round, and those after it, wait before its next step; or go on."""

@@ -56,8 +56,9 @@ class Federation:
         self.plan = make_plan(msgspec.structs.replace(self.plan.config, strategy=auto))
         self.server = Server.of(self.plan)
 
-    def calibrated(self, lr):
-        return Server.of(self.plan.calibrated(lr))
+    @staticmethod
+    def calibrated(plan, lr):
+        return Server.of(plan.calibrated(lr))
 
     def play(self, *steps):
         """A process of the coordinator, killed when the script is through."""
@@ -75,7 +76,7 @@ class Federation:
             results = Results(ledger, about)
             rate = known_rate(plan, ledger)
             service = Service(
-                self.server if rate is None else self.calibrated(rate),
+                self.server if rate is None else self.calibrated(plan, rate),
                 ledger,
                 self.endpoint,
                 results=results,

@@ -217,6 +217,19 @@ def test_answers_of_strangers_and_to_other_orders_do_not_count(fed):
     assert _chosen(fed) is None
 
 
+def test_rounds_that_are_ordered_while_rates_are_tried_are_not_lost(fed):
+    come = [fed.online(name, calibration=_CAN) for name in ("a", "b")]
+
+    def extend():
+        orders = Orders(fed.plan.config.run_dir)
+        orders.extend(5)
+        orders.close()
+
+    fed.play(CONNECTED, come, QUIET, extend, QUIET, _tells(fed, "a"), _tells(fed, "b"), QUIET)
+    assert fed.invited() == [("a", 1), ("b", 1)]
+    assert fed.endpoint.published[-1].rounds == 5
+
+
 def test_a_pause_holds_a_calibration(fed):
     devices = [fed.online(name, calibration=_CAN) for name in ("a", "b")]
     fed.play(CONNECTED, devices[0], QUIET)

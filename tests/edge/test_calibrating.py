@@ -111,6 +111,47 @@ class _HeldLearner(Learner):
         return tester
 
 
+class _BrokenLearner(Learner):
+    """Its testers fail as no strategy should."""
+
+    def rate_tester(self, round_id):
+        raise ValueError(round_id)
+
+
+def test_whatever_an_order_leads_to_the_device_stays(device, caplog):
+    device.play(CONNECTED, _asks(device), UNTIL_WOKEN, QUIET, kind=_BrokenLearner, told=False)
+    assert _told(device)[-1] == CalibrationAnswer(key="one", ratios=())
+    assert "no learning rates can be tried" in caplog.text
+
+
+def test_another_order_takes_the_place_of_one_that_is_being_tried(device):
+    """No ratio is told under the name of rates that it is not of."""
+    other = msgspec.structs.replace(_ORDER, key="two", rates=(0.02, 0.2))
+    steps = [_asks(device, other), UNTIL_WOKEN, QUIET, UNTIL_WOKEN, QUIET]
+    device.play(CONNECTED, _asks(device), *steps, kind=_HeldOnce, told=False)
+    (empty, answer) = _told(device)
+    assert (empty.key, answer.key, len(answer.ratios)) == ("", "two", 2)
+
+
+class _HeldOnce(Learner):
+    """Its first tester takes until somebody cancels it."""
+
+    held = False
+
+    def rate_tester(self, round_id):
+        tester = super().rate_tester(round_id)
+        if not self.held:
+            self.held = True
+            train = tester.train
+
+            def waits(*arguments, **more):
+                assert tester.cancelled.wait(20)
+                return train(*arguments, **more)
+
+            tester.train = waits
+        return tester
+
+
 def test_a_task_goes_before_and_the_trial_is_given_up(device):
     """As another order may come; nobody waits for this one any more."""
     task, payload, _ = device.round()

@@ -18,7 +18,7 @@ from protofleet.edge.journal import bundle_path
 from protofleet.edge.personal import checked_examples, open_personal
 from protofleet.edge.store import Store
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 
 
 def _softmax(scores):
@@ -63,9 +63,9 @@ def test_a_model_stays_that_of_its_round_until_it_is_refreshed(personal_store):
 
 
 def _judged(gain, **changes):
-    """Evidence of forty examples, of which the personal model has so many more right."""
+    """GateEvidence of forty examples, of which the personal model has so many more right."""
     known = {"task": "classification", "examples": 40, "before": 0.5, "variance": 0.005}
-    return Evidence(**{**known, "now": 0.5 + gain, "gain": gain, **changes})
+    return GateEvidence(**{**known, "now": 0.5 + gain, "gain": gain, **changes})
 
 
 def test_the_bundle_s_own_model_is_served_unless_the_personal_one_helps(personal_store, world):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from personal import deliver_personal
+from scripted_coordinator import FEDERATION
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle import Bundle
@@ -20,7 +21,7 @@ from protofleet.edge.personalise import head_first, personalise, store_head
 from protofleet.edge.store import Store
 from protofleet.edge.stores import summarise
 from protofleet.errors import InputError
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.runtime import open_programs
 
 _CLASSES = ("class0", "class1", "class2")
@@ -67,7 +68,7 @@ def store(world):
 
 
 def _judged(gain):
-    return Evidence(
+    return GateEvidence(
         task="classification", examples=40, before=0.5, now=0.5 + gain, gain=gain, variance=0.005
     )
 
@@ -112,6 +113,8 @@ def test_of_a_head_and_a_federation_s_model_that_which_gains_more(  # noqa: PLR0
         store_head(store, world.bundle, kept, keep_bundle=True)
         deliver_personal(store, 3, scale=3.0, evidence=None if rounds is None else _judged(rounds))
     assert open_personal(personal_store).model.served == served
+    known = summarise(personal_store)
+    assert (known.federation, known.round_id, known.head) == (FEDERATION, 3, True)
     assert open_personal(personal_store, use="head").model.served == "head"
 
 

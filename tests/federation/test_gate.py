@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.federation.gate import ENOUGH, Evidence, compare, fleet_gain, gain_of
+from protofleet.federation.gate import ENOUGH, GateEvidence, compare, fleet_gain, gain_of
 from protofleet.strategies.tasks import TASKS
 from protofleet.wire.messages import FleetGain
 
@@ -23,7 +23,7 @@ def _outputs(right, y):
 def _evidence(before, now, fleet=None):
     y = np.arange(len(before)) % 3
     found = compare(_CLASSES, _outputs(np.array(before), y), _outputs(np.array(now), y), y)
-    return Evidence(**{**{name: getattr(found, name) for name in _FIELDS}, "fleet": fleet})
+    return GateEvidence(**{**{name: getattr(found, name) for name in _FIELDS}, "fleet": fleet})
 
 
 _FIELDS = ("task", "examples", "before", "now", "gain", "variance")

@@ -46,6 +46,16 @@ def test_a_rate_that_devices_choose_stands_in_the_run_s_identity(tiny):
         make_plan(msgspec.structs.replace(config, privacy=noise))
 
 
+def test_without_scores_nothing_is_asked_of_losses(tiny):
+    quiet = PrivacySettings(scores=False)
+    bare = StrategySettings(name="local", settings={})
+    config = msgspec.structs.replace(tiny.plan.config, privacy=quiet, strategy=bare)
+    assert make_plan(config).rates == ()
+    auto = StrategySettings(name="local", settings={"optimiser": {"lr": "auto"}})
+    with pytest.raises(InputError, match=r"privacy\.scores is false; give a number"):
+        make_plan(msgspec.structs.replace(config, strategy=auto))
+
+
 def test_the_optimiser_of_a_paper_is_named_and_not_copied(tiny):
     def planned(name):
         chosen = StrategySettings(name=name, settings={"optimiser": "published"})

@@ -13,7 +13,7 @@ from protofleet.bundle import Bundle
 from protofleet.edge.journal import Binding
 from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.strategies.types import ClientState
 
 
@@ -29,7 +29,7 @@ def opened_store(folder: Path, bundle: Bundle, *, scale: float = 3.0) -> Store:
 
 
 def deliver_personal(
-    store: Store, round_id: int, *, scale: float, evidence: Evidence | None = None
+    store: Store, round_id: int, *, scale: float, evidence: GateEvidence | None = None
 ) -> None:
     """A round counts; with its model, the score of class k is ``scale`` times the k-th number."""
     tensors = {

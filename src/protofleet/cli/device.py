@@ -265,7 +265,7 @@ def personalise_(
 ) -> None:
     """Train the head of the bundle's model on this device's labels, without any federation.
 
-    A minute's work with some labels of each class: the rest of the model stays as it is. What comes
+    Seconds of work with some labels of each class: the rest of the model stays as it is. What comes
     of it is compared with the bundle's own model on examples that it has not seen, and 'device
     predict' takes the better one. A device that joins a federation does so by itself.
     """

@@ -188,15 +188,13 @@ class _TextPrinter:
         name = f"bundle '{opened.bundle.manifest.name}'"
         if opened.served == "head" and not opened.round_id:
             click.echo(f"{name}, with a head trained on this device")
-            if opened.reason:
-                click.echo(f"in use: {opened.reason}")
         elif opened.federation:
             made = f"federation '{opened.federation}', strategy {opened.strategy}"
             click.echo(f"model of round {opened.round_id}: {made}, {name}")
-            if opened.reason:
-                click.echo(f"in use: {opened.reason}")
         else:
             click.echo(f"{name}, its own values")
+        if opened.reason:
+            click.echo(f"in use: {opened.reason}")
 
     def examples(self, block: Examples, predicted: Predictions, first: int) -> None:
         """A line for each example."""

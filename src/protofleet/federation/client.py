@@ -21,7 +21,7 @@ from protofleet.federation.coding import (
     reference_of,
     update_baseline,
 )
-from protofleet.federation.gate import Evidence
+from protofleet.federation.gate import GateEvidence
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Payload, Strategy, TensorForms, Update
@@ -111,7 +111,7 @@ class TrainedRound:
     costs: Costs
     parts: Sequence[bytes | memoryview]
     coding: Coding
-    evidence: Evidence | None = None
+    evidence: GateEvidence | None = None
 
     @property
     def blob(self) -> bytes:

@@ -1,6 +1,6 @@
 """The gate: an owner is served a personal model only where the evidence is that it helps.
 
-Evidence are the owner's own test examples, on which the personal model and the bundle's are
+GateEvidence are the owner's own test examples, on which the personal model and the bundle's are
 compared one by one, and what personal models do for the other owners of the fleet: the own gain is
 shrunk towards theirs, as in a random-effects model (DerSimonian and Laird, "Meta-analysis in
 clinical trials", Controlled Clinical Trials 7, 1986). Few examples of one's own then suffice where
@@ -38,7 +38,7 @@ _MOST = 1.0
 """Of a gain: a share of the examples, or of the error that there was."""
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """How a personal model compares with the bundle's on the owner's own test examples.
 
     Attributes:
@@ -115,7 +115,7 @@ def compare(
     before: NDArray[np.float32],
     now: NDArray[np.float32],
     y: NDArray[np.int64] | NDArray[np.float32],
-) -> Evidence:
+) -> GateEvidence:
     """The evidence of an owner's test part.
 
     Args:
@@ -126,7 +126,7 @@ def compare(
     """
     count = len(y)
     if not count:
-        return Evidence(task=task.name, examples=0)
+        return GateEvidence(task=task.name, examples=0)
     ours, theirs = task.worths(now, y), task.worths(before, y)
     scale = -float(theirs.mean()) if task.relative else 1.0
     differences = np.clip((ours - theirs) / (scale or 1.0), -_MOST, _MOST)
@@ -134,7 +134,7 @@ def compare(
     # As of two examples more, one better and one worse: a few that are alike prove nothing.
     squares = (float(np.square(differences).sum()) + 2.0) / (count + 2)
     smoothed = gain * count / (count + 2)
-    return Evidence(
+    return GateEvidence(
         task=task.name,
         examples=count,
         before=float(theirs.mean()),

@@ -165,14 +165,11 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     settings = config.strategy.over(declared.name, declared.settings)
     if settings.get("optimiser") == PUBLISHED:
         settings = {**settings, "optimiser": _published(name)}
-    given, noise = settings, config.privacy.noise_multiplier is not None
-    default = partial(build_for, bundle.manifest, model, name)
-    settings, rates, own_lr = _calibrated(given, default, finds_rate=finds_rate and not noise)
-    if rates and noise:
-        raise InputError(
-            f'optimiser.lr = "{AUTO}": what devices tell of the rates that they try is not covered '
-            "by the noise of [privacy]; give a number"
-        )
+    given, default = settings, partial(build_for, bundle.manifest, model, name)
+    hidden = _hides_ratios(config)
+    settings, rates, own_lr = _calibrated(given, default, finds_rate=finds_rate and not hidden)
+    if rates and hidden:
+        raise InputError(f'optimiser.lr = "{AUTO}": {hidden}; give a number')
     started = with_rate(settings, rates[0]) if rates else settings
     strategy = build_for(bundle.manifest, model, name, started)
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
@@ -195,6 +192,17 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
         sends=sends,
         privacy=privacy,
     )
+
+
+def _hides_ratios(config: FederationConfig) -> str:
+    """Why devices must not tell what becomes of their losses; empty: they may."""
+    if config.privacy.noise_multiplier is not None:
+        return (
+            "what devices tell of the rates that they try is not covered by the noise of [privacy]"
+        )
+    if config.privacy.scores is False:
+        return "devices tell nothing of their losses, as privacy.scores is false"
+    return ""
 
 
 def _published(name: str) -> dict[str, Any]:
