@@ -63,7 +63,7 @@ def test_a_model_stays_that_of_its_round_until_it_is_refreshed(personal_store):
 
 
 def _judged(gain, **changes):
-    """GateEvidence of forty examples, of which the personal model has so many more right."""
+    """Evidence of forty examples, of which the personal model has so many more right."""
     known = {"task": "classification", "examples": 40, "before": 0.5, "variance": 0.005}
     return GateEvidence(**{**known, "now": 0.5 + gain, "gain": gain, **changes})
 

@@ -1,6 +1,6 @@
 """The gate: an owner is served a personal model only where the evidence is that it helps.
 
-GateEvidence are the owner's own test examples, on which the personal model and the bundle's are
+Evidence are the owner's own test examples, on which the personal model and the bundle's are
 compared one by one, and what personal models do for the other owners of the fleet: the own gain is
 shrunk towards theirs, as in a random-effects model (DerSimonian and Laird, "Meta-analysis in
 clinical trials", Controlled Clinical Trials 7, 1986). Few examples of one's own then suffice where
