@@ -143,12 +143,15 @@ def test_socket_counters_agree_with_a_proxy(mosquitto_url):
 _HEADERS = 20 + 20 + 12
 """Of IP and TCP with its time stamps, in each packet on loopback."""
 
+_SEGMENT = 65_536
+"""Bytes, at most, of a segment on loopback."""
+
 
 @pytest.mark.mosquitto
 @pytest.mark.skipif(not shutil.which("ip"), reason="no iproute2")
 @pytest.mark.skipif(not namespaces_permitted(), reason="needs namespaces: unshare -Urnm true")
 def test_socket_counters_agree_with_the_interface(tmp_path):
-    """An interface that carries nothing else: all but its packets' headers was counted."""
+    """An interface that carries nothing else: all but headers and what went twice was counted."""
     script = Path(counted_link.__file__)
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, script, tmp_path],
@@ -160,8 +163,9 @@ def test_socket_counters_agree_with_the_interface(tmp_path):
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     without_headers = told["interface"] - _HEADERS * told["packets"]
-    assert told["counted"] == pytest.approx(without_headers, rel=0.001)
-    assert told["counted"] == pytest.approx(told["interface"], rel=0.01)
+    not_counted = without_headers - told["counted"]
+    assert abs(not_counted) <= 0.001 * told["counted"] + told["again"] * _SEGMENT
+    assert told["again"] < 0.05 * told["packets"]
 
 
 @pytest.mark.mosquitto

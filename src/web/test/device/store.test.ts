@@ -61,22 +61,29 @@ describe("store", { skip: findChromium() === null && "no Chromium is installed" 
   });
 
   test("a page killed within any step leaves the store before or after it", async () => {
+    /** Whether the step is in the store of a page that was killed so long after it began. */
+    async function killed(step: number, wait: number) {
+      const name = `killed-${step}-${wait}`;
+      const opened = await page();
+      await opened.evaluate(([it, last]) => steps.upTo(it, last), [name, step] as const);
+      const session = await browser.context.newCDPSession(opened);
+      await opened.evaluate(([it, at]) => steps.begin(it, at), [name, step] as const);
+      await sleep(wait);
+      session.send("Page.crash").catch(() => {});
+      await opened.waitForEvent("crash");
+      await opened.close();
+      const behind = states.indexOf(await look(name)) - step;
+      assert.ok(behind === 0 || behind === 1, `step ${step}, ${wait} ms`);
+      return behind;
+    }
+
     const found = new Set<number>();
     for (let step = 0; step < states.length - 1; step += 1) {
-      for (const wait of [0, 3, 12, 40]) {
-        const name = `killed-${step}-${wait}`;
-        const opened = await page();
-        await opened.evaluate(([it, last]) => steps.upTo(it, last), [name, step] as const);
-        const session = await browser.context.newCDPSession(opened);
-        await opened.evaluate(([it, at]) => steps.begin(it, at), [name, step] as const);
-        await sleep(wait);
-        session.send("Page.crash").catch(() => {});
-        await opened.waitForEvent("crash");
-        await opened.close();
-        const behind = states.indexOf(await look(name)) - step;
-        assert.ok(behind === 0 || behind === 1, `step ${step}, ${wait} ms`);
-        found.add(behind);
-      }
+      for (const wait of [0, 3, 12, 40]) found.add(await killed(step, wait));
+    }
+    // On a busy machine 40 ms are too few for any step.
+    for (let wait = 160; found.size < 2 && wait < 20_000; wait *= 4) {
+      found.add(await killed(states.length - 2, wait));
     }
     assert.equal(found.size, 2, "killed too early or too late each time");
   });
