@@ -329,14 +329,16 @@ class Recipe:
     Attributes:
         name: a factory's, as ``build_model`` takes it.
         settings: its keywords; ``classes`` is filled in where the factory takes it.
-        classes: class names.
+        classes: class names; empty of a model for targets.
         input_shape: of one example.
+        targets: names of what it predicts, where that are numbers.
     """
 
     name: str
     settings: Mapping[str, Any]
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    targets: tuple[str, ...] = ()
 
 
 def compile_model(
@@ -351,7 +353,9 @@ def compile_model(
     spec = BundleSpec(
         name=recipe.name,
         strategy="fedavg",
+        task="regression" if recipe.targets else "classification",
         classes=recipe.classes,
+        targets=recipe.targets,
         preprocessing=Preprocessing(input_shape=recipe.input_shape),
         objectives=objectives,
     )
@@ -366,6 +370,7 @@ def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
     key: Ed25519PrivateKey,
     *,
     start: Path | None = None,
+    keeps_head: bool = False,
 ) -> None:
     """Write the same programs with the initial values that a seed draws.
 
@@ -375,7 +380,8 @@ def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
         seed: of the values.
         path: of the new bundle.
         key: signs it.
-        start: checkpoint whose tensors take the place of those of the same name, the head's aside.
+        start: checkpoint whose tensors take the place of those of the same name.
+        keeps_head: those of the head, too.
 
     Raises:
         InputError: a tensor of the checkpoint has another shape, or none has a name of the model.
@@ -385,7 +391,8 @@ def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
     model = build_recipe(recipe, seed)
     if start is not None:
         tensors, _ = load_checkpoint(start)
-        fill(model, _in_common(model, tensors, manifest.head, f"checkpoint '{start}'"))
+        head = () if keeps_head else manifest.head
+        fill(model, _in_common(model, tensors, head, f"checkpoint '{start}'"))
     params, buffers = initial_values(model)
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
@@ -413,7 +420,7 @@ def check_start(compiled: Path, recipe: Recipe, trained: Recipe) -> None:
 def _in_common(
     model: nn.Module, tensors: Mapping[str, Tensor], head: tuple[str, ...], told: str
 ) -> dict[str, Tensor]:
-    """Those of other tensors that a model has under the same name, its head's aside."""
+    """Those of other tensors that a model has under the same name, a head's aside."""
     own = model.state_dict()
     common = {n: v for n, v in tensors.items() if n in own and n not in head}
     if not common:
@@ -439,6 +446,6 @@ def build_recipe(recipe: Recipe, seed: int) -> nn.Module:
     """
     settings: dict[str, Any] = dict(recipe.settings)
     if "classes" not in settings and has_setting(recipe.name, "classes"):
-        settings["classes"] = len(recipe.classes)
+        settings["classes"] = len(recipe.classes or recipe.targets)
     torch.manual_seed(seed)
     return build_model(recipe.name, **settings)

@@ -51,6 +51,12 @@ MODELS: Mapping[str, RegisteredModel] = {
         parity_shape=(561,),
         parity_settings={"inputs": 561},
     ),
+    "mlp_alp": RegisteredModel(
+        factory="mlp:mlp_alp",
+        input_shape=(64,),
+        parity_shape=(561,),
+        parity_settings={"inputs": 561},
+    ),
     "mlp_prototypes": RegisteredModel(
         factory="mlp:mlp_prototypes",
         input_shape=(64,),

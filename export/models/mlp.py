@@ -1,4 +1,4 @@
-"""Two-layer perceptron d_in-128-512-C, the network of FedSub, and one that ends in prototypes."""
+"""Two-layer perceptron d_in-128-512-C, the network of FedSub, and two with prototypes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
+from protofleet.export.classifier.align import align
 from protofleet.export.models.layers import head_of
 
 
@@ -67,3 +68,20 @@ def mlp_prototypes(
     model = Mlp(inputs=inputs, classes=classes, hidden=hidden)
     model.head = head_of(head_kind, hidden[-1], classes)
     return model
+
+
+def mlp_alp(
+    *,
+    inputs: int = 64,
+    classes: int = 10,
+    hidden: Sequence[int] = (128, 512),
+    prototypes: Sequence[int] = (16,),
+) -> nn.Module:
+    """``Mlp`` with an alignment layer behind each hidden dense layer (``classifier.align``).
+
+    Raises:
+        InputError: no hidden layer, or neither one number of prototypes nor one for each of them.
+    """
+    model = Mlp(inputs=inputs, classes=classes, hidden=hidden)
+    dense = [f"body.{2 * number}" for number in range(len(hidden))]
+    return align(model, after=dense, prototypes=prototypes)

@@ -52,6 +52,10 @@ def _pool(n=1200, **changes):
     return Pool(**(values | changes))
 
 
+_NUMBERS = {"y": np.arange(2400.0).reshape(1200, 2), "classes": (), "targets": ("a", "b")}
+"""Of ``_pool``: two numbers for each row in the place of its class."""
+
+
 def _rows(data):
     return data.x_train[:, 0].astype(int), data.x_test[:, 0].astype(int)
 
@@ -190,6 +194,29 @@ def test_one_persons_split_does_not_depend_on_how_many_are_kept():
     assert all(np.array_equal(few[name].x_test, many[name].x_test) for name in few)
 
 
+@pytest.mark.parametrize("partition", [Natural(), Iid(clients=5)])
+def test_rows_of_numbers_are_divided_where_no_class_counts(partition):
+    clients = federate(_pool(**_NUMBERS), partition, Random(), seed=3)
+    for data in (*clients.values(), pooled(clients)):
+        assert (data.classes, data.targets) == ((), ("a", "b"))
+        for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test)):
+            assert np.array_equal(y, 2 * x[:, :1] + [[0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": ("a",)}, "expected names of either classes or targets"),
+        ({"classes": ()}, "expected names of either classes or targets"),
+        ({**_NUMBERS, "targets": ("a",)}, r"pool: y: expected \(n, 1\), a column for each"),
+        ({**_NUMBERS, "y": np.full((1200, 2), np.nan)}, "pool: y contains NaN"),
+    ],
+)
+def test_a_pool_has_names_for_what_it_predicts(changes, message):
+    with pytest.raises(InputError, match=message):
+        _pool(**changes)
+
+
 @pytest.mark.parametrize(
     ("partition", "split", "changes", "message"),
     [
@@ -199,6 +226,8 @@ def test_one_persons_split_does_not_depend_on_how_many_are_kept():
         (Iid(clients=2), Publisher(), {"is_test": None}, "no published test part"),
         (DirichletShared(clients=2, alpha=1.0), Folds(), {}, "got 'folds'"),
         (Iid(clients=1000), Stratified(), {}, "client 'client-000': got"),
+        (Natural(), InTime(), _NUMBERS, "at no class, got 'natural' and 'in_time'"),
+        (Dirichlet(clients=2, alpha=1.0), Random(), _NUMBERS, "got 'dirichlet' and 'random'"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(partition, split, changes, message):

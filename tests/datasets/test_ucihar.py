@@ -90,6 +90,20 @@ def test_the_accelerometer_alone_has_the_scale_that_it_has_beside_the_gyroscope(
     assert np.array_equal(alone.x, ucihar.ucihar_pool(data_root).x[:, :, :3])
 
 
+def test_turning_is_the_mean_length_of_the_angular_velocity(data_root, people):
+    pool = ucihar.ucihar_turning_pool(data_root)
+    every, windows = ucihar.ucihar_pool(data_root, channels="accelerometer"), people.windows
+    places = {x.tobytes(): number for number, x in enumerate(every.x)}
+    rows = np.array([places[x.tobytes()] for x in pool.x])
+    assert not (every.follows[rows[1:]] & (np.diff(rows) == 1)).any(), "none shares a sample"
+    assert (~every.follows).sum() <= len(rows) < 0.7 * len(every.y)
+    speed = np.sqrt((windows.x[rows, :, 3:].astype(np.float64) ** 2).sum(axis=2)).mean(axis=1)
+    np.testing.assert_allclose(pool.y[:, 0], 180 / np.pi * speed, rtol=1e-5)
+    assert (pool.targets, pool.classes) == (("turning",), ())
+    assert np.array_equal(pool.client, every.client[rows])
+    assert pool.y[every.y[rows] == 0].mean() > 5 * pool.y[every.y[rows] == 5].mean()
+
+
 def test_standardised_people_have_mean_zero_and_deviation_one_everywhere(data_root, people):
     x = ucihar.ucihar_pool(data_root, channels="accelerometer", normalise="person").x
     assert x.shape == (10299, 128, 3)

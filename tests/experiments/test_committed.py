@@ -21,7 +21,7 @@ from protofleet.export.capture import model_tensors
 from protofleet.export.classifier import find_parts
 from protofleet.export.classifier.heads import features_width
 from protofleet.export.models import build_model, has_setting
-from protofleet.strategies import STRATEGIES, build
+from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
 from protofleet.tensors import Layout, Model, ModelLayer, TensorMap
 
 NAMES = tuple(committed())
@@ -32,6 +32,8 @@ CLAIMS = "claims"
 """The folder of experiments that measure papers' claims, of any paper."""
 CHOOSING = "choosing"
 """The folder of experiments with every method that fits a data set."""
+OUTCOME = "outcome"
+"""The folder of experiments that show what defaults do for owners."""
 
 # Classes and shape of an example, as docs/data.md has them.
 FORMS = {
@@ -48,6 +50,7 @@ FORMS = {
     "stanford40": (40, (3, 224, 224)),
     "svhn": (10, (3, 32, 32)),
     "ucihar": (6, (128, 6)),
+    "ucihar_turning": (1, (128, 3)),
     "voc2012": (10, (3, 224, 224)),
     "wesad": (4, (30,)),
     "wesad_features": (3, (13,)),
@@ -61,6 +64,7 @@ AT_HAND = {
     "hhar_windows",
     "mnist",
     "ucihar",
+    "ucihar_turning",
     "wesad_features",
     "wisdm_windows",
 }
@@ -134,7 +138,21 @@ def _initial(module: torch.nn.Module, classes: int, shape: tuple[int, ...]) -> M
 
 def test_every_paper_has_experiments_at_full_size_and_small_ones():
     assert {name.split("/")[0] for name in SMALL} == PAPERS | OURS
-    assert {name.split("/")[0] for name in set(NAMES) - set(SMALL)} == PAPERS | {CLAIMS, CHOOSING}
+    full = {name.split("/")[0] for name in set(NAMES) - set(SMALL)}
+    assert full == PAPERS | {CLAIMS, CHOOSING, OUTCOME}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(OUTCOME)])
+def test_outcomes_are_those_of_every_strategy_at_its_defaults(name):
+    experiment = _load(name)
+    left_out = experiment.every_strategy.without
+    assert {method.strategy for method in experiment.methods} | set(left_out) == set(STRATEGIES)
+    assert all(left_out.values())
+    assert (experiment.finds_rate, experiment.training, len(experiment.seeds)) == (True, {}, 5)
+    assert not any(method.settings for method in experiment.methods)
+    wants = "regression" if experiment.score.metric == "mae" else "classification"
+    for method in experiment.methods:
+        assert wants in DESCRIPTIONS[method.strategy].tasks
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -358,6 +376,18 @@ def test_an_experiment_takes_part_of_its_fields_from_defaults(tmp_path):
     assert experiment.score.sections == ("personalisation", "generalisation", "global")
 
 
+def test_every_strategy_has_a_row_before_those_that_a_file_names(tmp_path):
+    models = '[every_strategy.models.fedhp]\nname = "mlp_prototypes"\n'
+    text = HEAD + '[every_strategy.without]\ncdfl = "for images"\n' + models
+    experiment = load_experiment(_write(tmp_path, text + METHOD))
+    labels = [method.label for method in experiment.methods]
+    assert labels == [*(name for name in STRATEGIES if name != "cdfl"), "a"]
+    models = {method.label: experiment.model_of(method).name for method in experiment.methods}
+    assert {label for label, name in models.items() if name == "mlp_prototypes"} == {"fedhp"}
+    alone = load_experiment(_write(tmp_path, HEAD + "[every_strategy]\n"))
+    assert len(alone.methods) == len(STRATEGIES)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -366,6 +396,9 @@ def test_an_experiment_takes_part_of_its_fields_from_defaults(tmp_path):
         (HEAD + "cohort = 1.5\n" + METHOD, "a fraction above 0 up to 1.0, got 1.5"),
         (HEAD + "cohort = 0\n" + METHOD, "a count from 1"),
         (HEAD + "cohorts = 1\n" + METHOD, "cohorts"),
+        (HEAD + "[every_strategy.without]\nfedavgs = 'x'\n" + METHOD, "no strategy 'fedavgs'"),
+        (HEAD + "[every_strategy.models.fedavg]\nwidth = 1\n" + METHOD, "width"),
+        (HEAD + "every_strategy = 1\n" + METHOD, "every_strategy"),
         (HEAD + METHOD + "[methods.paper]\nglobal = {mean = 100.5}\n", "<= 100"),
         (HEAD + METHOD + "[methods.paper]\nown = {mean = 1}\n", "own"),
         (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from protofleet.bundle import Bundle
+from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets.catalogue import load
 from protofleet.errors import InputError
 from protofleet.experiments import prepare
@@ -73,6 +74,46 @@ def test_data_prepared_before_there_was_a_choice_stay_those_of_the_same_lines(
     assert [part for part in union if part not in plain] == ["union"]
     assert len(union) == len(plain) + 1
     assert folders[0] != folders[1]
+
+
+_DIGITS = {
+    "pretraining": None,
+    "data": [{"name": "digits"}],
+    "partition": {"kind": "iid", "clients": 8},
+}
+
+
+def _divided(tmp_path, **changes) -> dict[str, DeviceData]:
+    experiment = _experiment(**_DIGITS, **changes)
+    made = prepare.Preparation(experiment=experiment, folder=tmp_path, data_root=tmp_path).data(1)
+    return {name: load_device_data(files.own) for name, files in made.clients.items()}
+
+
+def test_owners_with_few_examples_and_wrong_labels_test_like_the_others(tmp_path):
+    whole = _divided(tmp_path)
+    wrong = _divided(tmp_path, wrong_labels={"every": 4, "share": 0.4})
+    few = _divided(tmp_path, training_examples=20)
+    for number, (name, data) in enumerate(whole.items()):
+        for other in (wrong, few):
+            assert np.array_equal(other[name].x_test, data.x_test)
+            assert np.array_equal(other[name].y_test, data.y_test)
+        assert np.array_equal(wrong[name].x_train, data.x_train)
+        changed = (wrong[name].y_train != data.y_train).mean()
+        # Of 40 % that are drawn anew one in ten is right by chance.
+        assert 0.25 < changed < 0.47 if number % 4 == 3 else changed == 0
+        labels = {x.tobytes(): y for x, y in zip(data.x_train, data.y_train, strict=True)}
+        assert [labels[x.tobytes()] for x in few[name].x_train] == few[name].y_train.tolist()
+        assert len(few[name].y_train) == 20
+
+
+def test_results_without_a_choice_stay_those_of_the_same_lines():
+    plain = _experiment(**_DIGITS)
+    changes = ({"training_examples": 9}, {"wrong_labels": {}}, {"finds_rate": True})
+    digests = [digest(_experiment(**_DIGITS, **one), plain.methods[0]) for one in changes]
+    # As an earlier version, which knew none of these fields, has it.
+    known = "d6b24134b1b2b9922a5cfadaa1dfc3a1ab2ae9354597e15057ec057c4bbb1782"
+    assert digest(plain, plain.methods[0]) == known
+    assert len({known, *digests}) == 4
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,11 @@ _SMALL: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]] = {
         (128, 6),
         6,
     ),
+    "mlp_alp": lambda: (
+        build_model("mlp_alp", inputs=9, hidden=(8, 6), prototypes=(5, 4)),
+        (9,),
+        10,
+    ),
     "mlp_prototypes": lambda: (build_model("mlp_prototypes", inputs=9), (9,), 10),
     "vit": lambda: (
         build_model("vit", size=8, channels=1, width=24, depth=1, prototypes=[6]),

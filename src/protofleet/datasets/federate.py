@@ -230,6 +230,8 @@ def federate(pool: Pool, partition: Partition, split: Split, *, seed: int) -> di
         InputError: partition, split and data set do not fit together, or a client is left without
             train or test rows.
     """
+    if pool.targets:
+        _check_needs_no_classes(partition, split)
     rngs = np.random.default_rng(seed).spawn(2)
     match partition:
         case Natural():
@@ -245,6 +247,15 @@ def federate(pool: Pool, partition: Partition, split: Split, *, seed: int) -> di
                 "some of both; use fewer clients, a larger alpha or another split"
             )
     return {name: _device_data(pool, *sides) for name, sides in parts.items()}
+
+
+def _check_needs_no_classes(partition: Partition, split: Split) -> None:
+    """Raise InputError where a data set of numbers is to be divided by its classes."""
+    if not isinstance(partition, Natural | Iid) or not isinstance(split, Random):
+        raise InputError(
+            "a data set of targets: expected the partition 'natural' or 'iid' and the split "
+            f"'random', which look at no class, got '{_kind(partition)}' and '{_kind(split)}'"
+        )
 
 
 def pooled(clients: Mapping[str, DeviceData]) -> DeviceData:
@@ -348,6 +359,7 @@ def _device_data(pool: Pool, train: Rows, test: Rows) -> DeviceData:
         x_test=pool.x[test],
         y_test=pool.y[test],
         classes=pool.classes,
+        targets=pool.targets,
         boxes_train=None if pool.boxes is None else pool.boxes[train],
         boxes_test=None if pool.boxes is None else pool.boxes[test],
     )

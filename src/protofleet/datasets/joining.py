@@ -79,6 +79,7 @@ def joined(pools: Sequence[tuple[str, Pool]], classes: JoinClasses = "equal") ->
         x=np.concatenate([pool.x for _, pool in every]),
         y=np.concatenate([pool.y for _, pool in every]),
         classes=common,
+        targets=pools[0][1].targets,
         client=np.concatenate([_prefixed(name, pool) for name, pool in every]),
         recording=_counted_on([pool.recording for _, pool in every]),
         follows=_stacked([pool.follows for _, pool in every]),
@@ -119,6 +120,11 @@ def _check_alike(pools: Sequence[tuple[str, Pool]], classes: JoinClasses) -> Non
             raise InputError(
                 f"data set '{name}': expected owners and examples {shape} as in '{first_name}', "
                 f"got {owners} and {pool.x.shape[1:]}"
+            )
+        if pool.targets != first.targets:
+            raise InputError(
+                f"data set '{name}': expected targets {list(first.targets)} as in '{first_name}', "
+                f"got {list(pool.targets)}"
             )
         if classes == "equal" and list(pool.classes) != names:
             raise InputError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.datasets.arrays import to_targets
 from protofleet.errors import InputError
 
 
@@ -18,8 +20,9 @@ class Pool:
         x: ``(n, …) float32``: windows ``(n, time, channels)``, rows of features ``(n, d)``, images
             ``(n, channels, height, width)`` in [0, 1], or texts as token numbers ``(n, length)``
             (whole numbers below 2**24, which float32 holds exactly).
-        y: ``(n,) int64`` class indices.
-        classes: class names, in index order.
+        y: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        classes: class names, in index order; empty where ``y`` has targets.
+        targets: their names, in the order of the columns; empty where ``y`` has classes.
         client: ``(n,) str``: whose example it is; None where the data have no natural owners.
         recording: ``(n,) int64``: examples of one recording, in time order; None if order means
             nothing.
@@ -29,12 +32,13 @@ class Pool:
             rows zero; None if there are none.
 
     Raises:
-        InputError: lengths differ, a label is outside its range, or x is not finite.
+        InputError: lengths differ, a label is outside its range, or a number is not finite.
     """
 
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    classes: tuple[str, ...]
+    y: NDArray[Any]
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     client: NDArray[np.str_] | None = None
     recording: NDArray[np.int64] | None = None
     follows: NDArray[np.bool_] | None = None
@@ -47,7 +51,11 @@ class Pool:
             value = getattr(self, name)
             if value is not None and len(value) != n:
                 raise InputError(f"pool: expected {n} entries of '{name}', got {len(value)}")
-        if n and not 0 <= self.y.min() <= self.y.max() < len(self.classes):
+        if bool(self.classes) == bool(self.targets):
+            raise InputError("pool: expected names of either classes or targets")
+        if self.targets:
+            to_targets(self.y, "pool: y", self.targets)
+        elif n and not 0 <= self.y.min() <= self.y.max() < len(self.classes):
             raise InputError(
                 f"pool: expected labels 0…{len(self.classes) - 1}, "
                 f"got {self.y.min()}…{self.y.max()}"

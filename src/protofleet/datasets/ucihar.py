@@ -124,6 +124,32 @@ def ucihar_pool(
     )
 
 
+def ucihar_turning_pool(root: Path) -> Pool:
+    """How fast a phone turns, in degrees per second, from its accelerometer alone.
+
+    Windows ``(n, 128, 3)`` of total acceleration, as ``ucihar_pool`` normalises them; target
+    ``turning``: the mean length of the angular velocity in the window, as published and not
+    normalised. Every second window of a recording, so that none shares samples with another;
+    client ``1`` to ``30``.
+
+    Raises:
+        MissingDataError: the zip is not there; the message says what to put where.
+        InputError: the zip lacks a file or a file has another form than published.
+    """
+    people = load_ucihar(root)
+    windows = people.windows
+    first = np.maximum.accumulate(np.where(windows.follows, 0, np.arange(len(windows.y))))
+    alone = (np.arange(len(windows.y)) - first) % 2 == 0
+    turning = np.rad2deg(np.linalg.norm(windows.x[alone, :, 3:], axis=2).mean(axis=1))
+    return Pool(
+        x=scale_sensors(windows.x[:, :, :3], sensors=TRIAXIAL_PAIR[:1])[alone],
+        y=turning[:, np.newaxis].astype(np.float32),
+        targets=("turning",),
+        client=people.subject[alone].astype(np.str_),
+        is_test=people.is_test[alone],
+    )
+
+
 def normalisation(windows: Windows) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel, equal over the three axes of a sensor.
 

@@ -106,9 +106,10 @@ def _page(
 
 
 def _caption(table: Table) -> str:
-    label = METRICS[table.score.metric].label
+    metric = METRICS[table.score.metric]
+    label = f"{metric.label} in per cent" if metric.is_share else metric.label
     chosen, spread = _SELECTS[table.score.select], _SPREADS[table.score.spread]
-    return f"{label} in per cent, {chosen}, {spread}"
+    return f"{label}, {chosen}, {spread}"
 
 
 def _footnotes(table: Table) -> list[str]:

@@ -25,6 +25,7 @@ from protofleet.federation.settings import (
 )
 from protofleet.firmware_sim.profile import MOST_SLOWDOWN
 from protofleet.settings import explain, read_toml
+from protofleet.strategies import DESCRIPTIONS
 
 Section = Literal["personalisation", "generalisation", "global", "after_fit", "loss"]
 Select = Literal["best", "last"]
@@ -67,6 +68,18 @@ class Dynamic(_Settings, frozen=True, kw_only=True):
     every: Count = 50
 
 
+class WrongLabels(_Settings, frozen=True, kw_only=True):
+    """``[wrong_labels]``: some clients' training examples have labels drawn at random.
+
+    Attributes:
+        every: one client of so many, the last of each such group by name.
+        share: of its training labels; those of its test part are right.
+    """
+
+    every: Count = 4
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.4
+
+
 class ModelSettings(_Settings, frozen=True, kw_only=True):
     """``model``: a factory of ``protofleet.export.models`` and its keywords.
 
@@ -82,18 +95,19 @@ class ModelSettings(_Settings, frozen=True, kw_only=True):
 class PretrainingSettings(_Settings, frozen=True, kw_only=True):
     """``[pretraining]``: initial values from a central training on people who are no clients.
 
-    Of a checkpoint's tensors those count that the method's model has under the same name; its head
-    stays as it was drawn.
+    Of a checkpoint's tensors those count that the method's model has under the same name.
 
     Attributes:
         objective: ``mae``: masked autoencoder, which looks at no label; or ``supervised``.
         model: what is trained; None: each method's own model.
+        head: whether its head counts, too; else that stays as it was drawn.
         epochs: all are made, and that of the best validation loss counts.
         lr, batch_size, validation: as of ``protofleet pretrain``; the run's seed decides the rest.
     """
 
     objective: Literal["mae", "supervised"] = "mae"
     model: ModelSettings | None = None
+    head: bool = False
     epochs: Count = 20
     lr: Annotated[float, Meta(gt=0)] = 0.002
     batch_size: Count = 64
@@ -105,7 +119,7 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         metric: ``macro_f1``, ``accuracy`` (mean over clients) or ``sample_accuracy`` (all test
-            samples count alike).
+            samples count alike); of numbers ``mae``.
         sections: columns, each from the round that ``select`` names; beside the three scores
             ``after_fit``, which some strategies take after local training, and ``loss``, the mean
             loss on the own test parts, which is no per cent.
@@ -118,7 +132,7 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
         target: score of the first section; the table then tells the first round that reached it.
     """
 
-    metric: Literal["macro_f1", "accuracy", "sample_accuracy"] = "macro_f1"
+    metric: Literal["macro_f1", "accuracy", "sample_accuracy", "mae"] = "macro_f1"
     sections: Annotated[tuple[Section, ...], Meta(min_length=1)] = (
         "personalisation",
         "generalisation",
@@ -146,6 +160,26 @@ class Printed(_Settings, frozen=True, kw_only=True):
 
     mean: Percent
     std: Percent | None = None
+
+
+class EveryStrategy(_Settings, frozen=True, kw_only=True):
+    """``[every_strategy]``: a row for each strategy that there is, labelled by its key.
+
+    Attributes:
+        without: strategies that are left out, and why.
+        models: of those that do not take the experiment's model.
+
+    Raises:
+        ValueError: no such strategy.
+    """
+
+    without: dict[str, str] = {}
+    models: dict[str, ModelSettings] = {}
+
+    def __post_init__(self) -> None:
+        for name in (*self.without, *self.models):
+            if name not in DESCRIPTIONS:
+                raise ValueError(f"`every_strategy`: there is no strategy '{name}'")
 
 
 class SlowClients(_Settings, frozen=True, kw_only=True):
@@ -214,6 +248,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         partition, split: who has which examples, and which of them test.
         partition_seed: of the division; absent: the run's seed.
         dynamic: classes that go and come back.
+        training_examples: at most so many for each client, drawn by the seed; absent: all.
+        wrong_labels: of some clients; absent: of none.
         model: of every method that names none.
         pretraining: where its initial values come from; None: drawn by the seed.
         rounds: of every method that names no number.
@@ -227,6 +263,9 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         diagnostics: after every round, figures of the alignment layers of the server's model; for
             the engines without a broker.
         slow: clients that take longer, for the engine ``mqtt``.
+        finds_rate: clients find the learning rate of a method for which none is set, as in a
+            federation; else it has its strategy's own.
+        every_strategy: rows before those of ``methods``.
         methods: its rows.
 
     Raises:
@@ -249,6 +288,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     split: Split = Stratified()
     partition_seed: int | None = None
     dynamic: Dynamic | None = None
+    training_examples: Count | None = None
+    wrong_labels: WrongLabels | None = None
     cohort: Literal["all"] | Amount = "all"
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1, 2, 3)
     training: dict[str, Any] = {}
@@ -257,6 +298,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     score: ScoreSettings = ScoreSettings()
     diagnostics: bool = False
     slow: SlowClients | None = None
+    finds_rate: bool = False
+    every_strategy: EveryStrategy | None = None
 
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
@@ -334,6 +377,21 @@ def _check_differ(field: str, what: str, values: Sequence[Any]) -> None:
             raise ValueError(f"`{field}`: expected {what} that differ, got {value!r} twice")
 
 
+def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
+    """A file's content with the rows that ``[every_strategy]`` stands for."""
+    every = values.get("every_strategy")
+    if every is None:
+        return values
+    chosen = msgspec.convert(every, EveryStrategy)
+    rows: list[dict[str, Any]] = [
+        {"label": name, "strategy": name} for name in DESCRIPTIONS if name not in chosen.without
+    ]
+    for row in rows:
+        if (model := chosen.models.get(row["strategy"])) is not None:
+            row["model"] = msgspec.to_builtins(model)
+    return {**values, "methods": [*rows, *values.get("methods", [])]}
+
+
 def _with_known_labels(experiment: Experiment) -> Experiment:
     """The same; not for parts of a file, in which the other method may be missing."""
     labels = {method.label for method in experiment.methods}
@@ -365,6 +423,30 @@ def lines_of(source: DataSource) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key in {"name", "options"} or value}
 
 
+_CHOICES: dict[str, Any] = {
+    "classes": "equal",
+    "pretraining": None,
+    "slow": None,
+    "training_examples": None,
+    "wrong_labels": None,
+    "finds_rate": False,
+}
+"""Fields that came later, and what they are where nothing is chosen: results that were made before
+there was a choice stay those of the same lines."""
+_CHOICES_OF_METHODS: dict[str, Any] = {
+    "aggregation": AggregationSettings(),
+    "privacy": PrivacySettings(),
+    "schedule": ScheduleSettings(),
+    "hostile": None,
+}
+
+
+def _drop_unchosen(values: dict[str, Any], chosen: Any, choices: Mapping[str, Any]) -> None:
+    for field, default in choices.items():
+        if getattr(chosen, field) == default:
+            del values[field]
+
+
 def digest(experiment: Experiment, method: Method) -> str:
     """Hash of all lines of a file that decide one method's numbers, seeds and rounds aside."""
     aggregation = experiment.aggregation_of(method)
@@ -377,24 +459,15 @@ def digest(experiment: Experiment, method: Method) -> str:
         **dict.fromkeys(("title", "note", "paper", "table"), ""),
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
-    del values["score"]["spread"], values["diagnostics"], values["aggregation"]
-    if experiment.slow is None:
-        del values["slow"]
-    if method.schedule == ScheduleSettings():
-        del values["methods"][0]["schedule"]
-    # Results that were made before there was a choice stay those of the same lines.
+    row = values["methods"][0]
+    for table, field in ((values["score"], "spread"), (values, "diagnostics"), (row, "beside")):
+        del table[field]
+    del values["aggregation"], values["every_strategy"]
     values["data"] = [lines_of(source) for source in experiment.data]
-    if experiment.classes == "equal":
-        del values["classes"]
-    if experiment.pretraining is None:
-        del values["pretraining"]
-    if aggregation == AggregationSettings():
-        del values["methods"][0]["aggregation"]
-    if method.privacy == PrivacySettings():
-        del values["methods"][0]["privacy"]
-    if method.hostile is None:
-        del values["methods"][0]["hostile"]
-    del values["methods"][0]["beside"]
+    _drop_unchosen(values, alone, _CHOICES)
+    _drop_unchosen(row, alone.methods[0], _CHOICES_OF_METHODS)
+    if experiment.pretraining is not None and not experiment.pretraining.head:
+        del values["pretraining"]["head"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 
@@ -407,7 +480,7 @@ def load_experiment(path: Path) -> Experiment:
     """
     try:
         values = read_toml(path)
-        return _with_known_labels(msgspec.convert(values, Experiment))
+        return _with_known_labels(msgspec.convert(_with_rows(values), Experiment))
     except OSError as error:
         raise InputError(
             f"experiment '{path}': {error.strerror}; see `protofleet experiment list`"

@@ -14,7 +14,7 @@ from protofleet.strategies.types import Evaluation
 def evaluation_data(data: PreparedData) -> EvaluationData:
     """Read the labels of a seed's files."""
     evaluations = []
-    for files in data.clients.values():
+    for files in data.clients.values() if data.classes else ():
         with np.load(files.own) as own:
             train, test = own["y_train"], own["y_test"]
         named = np.full(len(test), np.bincount(train).argmax())

@@ -293,5 +293,5 @@ def _short(label: str) -> str:
 
 
 def _metric(settings: ScoreSettings) -> str:
-    name = METRICS[settings.metric].label
-    return f"{name[0].upper()}{name[1:]} (%)"
+    title = METRICS[settings.metric].title
+    return f"{title[0].upper()}{title[1:]}"

@@ -5,6 +5,7 @@ All engines read the same files, so they train on the same numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,12 +35,11 @@ from protofleet.experiments.config import (
     lines_of,
 )
 from protofleet.strategies import DESCRIPTIONS, check_known
-from protofleet.strategies.tasks import objectives_of
+from protofleet.strategies.tasks import TASKS, objectives_of
 
 if TYPE_CHECKING:
     from protofleet.export.build import Recipe
 
-_LOSS = "cross_entropy"  # data sets have classes
 MERGED = "everybody"
 """The one client of a central training."""
 
@@ -63,9 +63,10 @@ class PreparedData(msgspec.Struct, frozen=True, kw_only=True):
         clients: by id.
         merged: everybody's data in one file, for central training.
         pooled: ``x_test`` and ``y_test`` of all clients, or None if the experiment wants none.
-        classes: class names.
+        classes: class names; empty of data with targets.
         input_shape: of one example.
         key: hash of everything that they were made from.
+        targets: their names; empty of data with classes.
     """
 
     clients: dict[str, ClientFiles]
@@ -74,6 +75,13 @@ class PreparedData(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
     key: str
+    targets: tuple[str, ...] = ()
+
+    @property
+    def loss(self) -> str:
+        """The objective that is their task's own loss."""
+        task = TASKS["regression" if self.targets else "classification"]
+        return task.chosen_loss(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +110,8 @@ class Preparation:
         sources = [lines_of(source) for source in experiment.data]
         about: list[Any] = [sources, experiment.partition, experiment.split, experiment.dynamic]
         about += [experiment.classes] if experiment.classes != "equal" else []
+        about += [] if experiment.training_examples is None else [experiment.training_examples]
+        about += [] if experiment.wrong_labels is None else [experiment.wrong_labels]
         files = [fingerprint(source.name, self.data_root) for source in experiment.data]
         named = [_named_files(source.options) for source in experiment.data]
         key = _digest([*about, files, named, drawn, experiment.score.pooled_limit])
@@ -111,7 +121,9 @@ class Preparation:
             return found
         folder.mkdir(parents=True, exist_ok=True)
         pool = self._pool(experiment.data)
-        clients = federate(pool, experiment.partition, experiment.split, seed=drawn)
+        clients = _as_owners_have_them(
+            experiment, federate(pool, experiment.partition, experiment.split, seed=drawn), drawn
+        )
         prepared = _write(experiment, clients, folder, (drawn, key))
         # Relative, so that the results may be moved.
         data = msgspec.json.encode(prepared, enc_hook=lambda path: str(path.relative_to(folder)))
@@ -129,9 +141,10 @@ class Preparation:
             ExportError: a program differs from PyTorch.
         """
         model = self.experiment.model_of(method)
-        objectives = self._objectives(model)
+        objectives = self._objectives(model, data.loss)
         named = _named_files(model.settings)
-        about = [model, objectives, data.classes, data.input_shape, _made_by(), named]
+        about = [model, objectives, data.classes or data.targets, data.input_shape]
+        about += [_made_by(), named]
         key = _digest(about)[:16]
         folder = self.folder / "bundles"
         start = self._start(model, seed, data)
@@ -149,7 +162,9 @@ class Preparation:
             # Compiled before, because it takes less long until what is wrong shows.
             if start is not None and not start.exists():
                 self._pretrain(model, seed, data, (compiled, start))
-            reseed(compiled, recipe, seed, seeded, signing, start=start)
+            pretraining = self.experiment.pretraining
+            head = pretraining is not None and pretraining.head
+            reseed(compiled, recipe, seed, seeded, signing, start=start, keeps_head=head)
         return seeded
 
     def _start(self, model: ModelSettings, seed: int, data: PreparedData) -> Path | None:
@@ -192,14 +207,14 @@ class Preparation:
     def _pool(self, sources: tuple[DataSource, ...]) -> Pool:
         return _pool(msgspec.json.encode(sources), self.experiment.classes, self.data_root)
 
-    def _objectives(self, model: ModelSettings) -> tuple[str, ...]:
+    def _objectives(self, model: ModelSettings, loss: str) -> tuple[str, ...]:
         """What the methods that train this model need."""
         needed: dict[str, None] = {}
         for method in self.experiment.methods:
             description = _described(method)
             if self.experiment.model_of(method) == model:
-                needed |= dict.fromkeys(objectives_of(description, _LOSS))
-        return tuple(needed) or (_LOSS,)
+                needed |= dict.fromkeys(objectives_of(description, loss))
+        return tuple(needed) or (loss,)
 
 
 def _described(method: Method) -> Any:
@@ -242,6 +257,7 @@ def _recipe(model: ModelSettings, data: PreparedData) -> Recipe:
         settings=model.settings,
         classes=data.classes,
         input_shape=data.input_shape,
+        targets=data.targets,
     )
 
 
@@ -258,6 +274,27 @@ def _pool(sources: bytes, classes: JoinClasses, data_root: Path) -> Pool:
             raise InputError(f"data set '{source.name}', {error}") from error
         pools.append((source.name, pool))
     return pools[0][1] if len(pools) == 1 else joined(pools, classes)
+
+
+def _as_owners_have_them(
+    experiment: Experiment, clients: Mapping[str, DeviceData], seed: int
+) -> dict[str, DeviceData]:
+    """The clients' data with as few training examples, and as many wrong labels, as are asked."""
+    wrong, found = experiment.wrong_labels, dict[str, DeviceData]()
+    if wrong is None and experiment.training_examples is None:
+        return dict(clients)
+    for number, (name, data) in enumerate(sorted(clients.items())):
+        rng = np.random.default_rng((seed, number))
+        rows = np.sort(rng.permutation(len(data.y_train))[: experiment.training_examples])
+        x, y = data.x_train[rows], data.y_train[rows]
+        if wrong is not None and number % wrong.every == wrong.every - 1:
+            if not data.classes:
+                raise InputError("[wrong_labels]: expected a data set with classes; leave it out")
+            drawn = rng.random(len(y)) < wrong.share
+            y = np.where(drawn, rng.integers(0, len(data.classes), len(y)), y)
+        boxes = None if data.boxes_train is None else data.boxes_train[rows]
+        found[name] = dataclasses.replace(data, x_train=x, y_train=y, boxes_train=boxes)
+    return found
 
 
 def _write(
@@ -286,6 +323,7 @@ def _write(
         classes=everybody.classes,
         input_shape=tuple(everybody.x_train.shape[1:]),
         key=key,
+        targets=everybody.targets,
     )
 
 

@@ -150,6 +150,7 @@ def _jobs(  # noqa: PLR0913 - what jobs are made of, each named at the call
                 data=data,
                 folder=run_folder(preparation.folder, method, seed),
                 name=name,
+                finds_rate=experiment.finds_rate,
             )
         )
     _check_settings(experiment, jobs)
@@ -299,7 +300,7 @@ class _Shown:
 
 def _scores(done: RoundRecord, metric: MetricName) -> str:
     shown = [
-        f"{name} {100 * found.mean:.1f}"
+        f"{name} {METRICS[metric].page_text(found.mean)}"
         for name, metrics in done.scores.sections.items()
         if name not in done.scores.more and (found := metrics.get(metric))
     ]

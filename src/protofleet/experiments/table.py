@@ -24,6 +24,7 @@ from protofleet.federation.intervals import half_interval
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.federation.scores import last_scores, run_scores
 from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS
 
 _BASELINE = "fedavg"
 LOSS: Section = "loss"
@@ -178,7 +179,7 @@ def train_seconds(runs: Iterable[MethodResult]) -> float | None:
 def score_of(
     run: MethodResult, scores: Scores, section: Section, metric: MetricName
 ) -> Spread | None:
-    """Over clients, a loss as it is, all else in per cent; None if the section was not scored.
+    """Over clients, a share in per cent, all else as it is; None if the section was not scored.
 
     Raises:
         InputError: the section lacks the metric.
@@ -196,7 +197,7 @@ def score_of(
             f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "
             f"{section} scores; remove its folder to run it again"
         )
-    return percent(found)
+    return percent(found) if METRICS[metric].is_share else found
 
 
 def percent(share: Spread) -> Spread:
