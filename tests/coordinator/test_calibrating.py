@@ -17,7 +17,7 @@ from protofleet.wire.messages import CalibrationAnswer
 
 _RATES = LADDERS["sgd"]
 _CAN = CalibrationAnswer(key="")
-_GOOD = (0.9, 0.8, 0.5, 0.2, 0.4, 1.5, 10.0)
+_GOOD = (1.0, 1.0, 0.99, 0.97, 0.9, 0.8, 0.5, 0.2, 0.4, 1.5, 9.0)
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def test_devices_are_asked_before_the_first_round_and_the_least_ratio_is_its_rat
         _tells(fed, "b"),
         QUIET,
         look,
-        _tells(fed, "a", (10.0,) * 6 + (0.1,)),
+        _tells(fed, "a", (10.0,) * 10 + (0.1,)),
         QUIET,
     )
     (first, invited), (second, _) = seen
     assert (first.devices, first.rates, first.seed) == (("a", "b"), _RATES, 0)
     assert (second.key, second.devices, invited) == (first.key, first.devices, [])
-    assert _chosen(fed).lr == 1.0  # (10 + 0.1) / 2 is least
+    assert _chosen(fed).lr == 1.0  # (9 + 0.1) / 2 is least
     assert fed.invited() == [("a", 1), ("b", 1)]
     assert _rate_of_tasks(fed) == {1.0}
     assert _order(fed) is msgspec.UNSET
-    assert fed.told(events.Calibrating, "devices", "tries") == [(2, 7)]
+    assert fed.told(events.Calibrating, "devices", "tries") == [(2, 11)]
     assert fed.told(events.Calibrated, "lr", "devices") == [(1.0, 2)]
     assert ["largest that was tried" in what for (what,) in fed.told(events.ResultsTrouble, "what")]
 
@@ -187,7 +187,7 @@ def _cannot(fed, name):
     return _tells(fed, name, ())
 
 
-@pytest.mark.parametrize("lie", [(float("nan"),) * 7, (-1.0,) * 7, (1.0,) * 6, (11.0,) * 7])
+@pytest.mark.parametrize("lie", [(float("nan"),) * 11, (-1.0,) * 11, (1.0,) * 7, (11.0,) * 11])
 def test_a_lie_is_refused_and_not_waited_for(fed, lie):
     fed.play(
         CONNECTED,
@@ -195,7 +195,7 @@ def test_a_lie_is_refused_and_not_waited_for(fed, lie):
         QUIET,
         _tells(fed, "a", lie),
         _tells(fed, "b"),
-        _tells(fed, "a", (0.0,) * 7),
+        _tells(fed, "a", (0.0,) * 11),
         QUIET,
     )
     assert (_chosen(fed).devices, _chosen(fed).lr) == (1, 0.03)

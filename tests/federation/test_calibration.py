@@ -16,6 +16,7 @@ from protofleet.federation.calibration import (
     MOST_DEVICES,
     RATIOS,
     WORST,
+    _searched,
     check_ratios,
     choose,
     drawn,
@@ -47,8 +48,14 @@ def test_the_rate_with_the_least_mean_ratio_is_chosen():
         "learning rate 0.03 (adam), chosen by 3 devices from 7 between 0.0001 and 0.1: a local "
         "round makes the loss on held-out examples 0.71 times what it was"
     )
-    alike = choose("sgd", LADDERS["sgd"], [np.ones(7)], otherwise=0.5)
-    assert (alike.lr, alike.at_edge) == (0.001, True)
+    alike = choose("sgd", LADDERS["sgd"], [np.ones(11)], otherwise=0.5)
+    assert (alike.lr, alike.at_edge) == (1e-5, True)
+    near = choose("adam", _RATES, [np.array([0.9, 0.64, 0.63, 7, 10, 10, 10])], otherwise=0.5)
+    assert near.lr == 3e-4, "it brings as much, and is farther from where training diverges"
+    slow = choose("adam", _RATES, [1 - np.arange(7) / 400], otherwise=0.5)
+    assert slow.lr == 0.1, "a little is more than nothing"
+    harmful = choose("adam", _RATES, [np.array([1.02, 1.01, 1.03, 2, 10, 10, 10])], otherwise=0.5)
+    assert harmful.lr == 3e-4
     own = choose("adam", _RATES, [], otherwise=0.5)
     assert (own.lr, own.devices, own.ratios, own.at_edge) == (0.5, 0, (), False)
     assert own.text == (
@@ -172,15 +179,37 @@ def test_who_has_too_few_examples_abstains(opened):
     assert done.update.tensors == {}
 
 
-def test_hopeless_rates_are_not_tried(opened):
-    """One with a hundredfold loss ends the ladder, and so do two that do worse than the best."""
+def test_rates_that_can_be_no_better_are_not_tried(opened):
+    """A hopeless one ends the way up; the way down goes on as long as none helps."""
     strategy, learner = opened(mislabelled=True)
     tester, payload = learner.rate_tester(1), _order(strategy, learner, _RATES).payload
     trained = []
     train = tester.train
     tester.train = lambda one, *args, **more: trained.append(one) or train(one, *args, **more)
     ratios = try_rates(tester, strategy, payload, seed=3, rates=(1e-4, 1e3, 1e4, 1e5))
-    assert (len(trained), ratios[1:].tolist()) == (2, [WORST] * 3)
-    trained.clear()
-    ratios = try_rates(tester, strategy, payload, seed=3, rates=(1e-4, 0.03, 0.1, 0.2))
-    assert (len(trained), ratios[3]) == (3, ratios[:3].max())
+    assert [one.settings.optimiser.lr for one in trained] == [1e4, 1e3, 1e-4]
+    assert ratios[1:].tolist() == [WORST] * 3
+
+
+@pytest.mark.parametrize(
+    ("ratios", "tried", "found"),
+    [
+        # A fresh model: up to the end, and one down.
+        ([0.98, 0.94, 0.78, 0.5, 0.2, 0.1, 0.2], [3, 4, 5, 6, 2], [0.976, 0.927, 0.78]),
+        # A trained one: two in a row that do worse, then down to one that does.
+        ([0.9, 0.7, 0.6, 0.9, 1.4, 1.6, 1.5], [3, 4, 5, 2, 1], [0.9, 0.7, 0.6]),
+        # One that does worse on the way up may be chance, and so may a small rate that harms.
+        ([1.2, 1.1, 1.3, 0.5, 0.6, 0.4, 0.7], [3, 4, 5, 6, 2], [1, 1, 1.3]),
+        # Nothing but the smallest rate helps.
+        ([0.9, 10, 10, 10, 10, 10, 10], [3, 2, 1, 0], [0.9, 10, 10]),
+    ],
+)
+def test_the_search_begins_in_the_middle(ratios, tried, found):
+    asked = []
+    told = _searched(7, lambda place: asked.append(place) or ratios[place])
+    assert asked == tried
+    assert told[:3] == pytest.approx(found, abs=1e-3)
+    last = max(asked)
+    assert told[3 : last + 1] == ratios[3 : last + 1]
+    assert told[last + 1 :] == [max(ratios[3 : last + 1])] * (6 - last)
+    assert np.argmin(told) == np.argmin(ratios)

@@ -8,7 +8,7 @@ What travels is a ratio for each rate and nothing of a model; ``docs/calibration
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -42,6 +42,11 @@ _HELD_OUT = 4
 """Of so many training examples of a class one is held out."""
 _ENOUGH_WORSE = 2
 """After so many rates in a row that do worse than the best one the larger ones are not tried."""
+_ALIKE, _ALIKE_GAIN = 1.02, 0.95
+"""Times the least mean ratio, and of what it gains: so near are the best rates alike, and the
+smallest is chosen, which is farther from where training diverges in a later round."""
+_RUNG = 3.0
+"""Times that a rate of the ladder is the one below it, about."""
 _TRIM = 0.1
 """Share of the devices that is left out at either end, for each rate."""
 
@@ -55,7 +60,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         ratios: over the devices, of each: loss on held-out examples after a local round divided
             by the loss before; a trimmed mean. Empty: no device has tried any.
         devices: of how many.
-        lr: the one with the least ratio; without any, the strategy's own.
+        lr: the one that was chosen (``choose``); without any ratios, the strategy's own.
     """
 
     kind: OptimiserKind
@@ -221,39 +226,58 @@ def try_rates(
 
     Returns:
         ``(len(rates),)`` the loss after a local round, divided by the loss before, at most
-        ``WORST``. Rates beyond one that is hopeless, or beyond two in a row that do worse than the
-        best, are not tried, and have the largest ratio of those that were. None: the loss before is
-        no number above 0, so that nothing can be compared.
+        ``WORST``. The middle rate is tried first, then larger ones, up to one that is hopeless or
+        two in a row that do worse than the best; the others beyond have the largest ratio of those
+        that were tried. Then smaller ones, down to one that does worse than the best; what is below
+        has a third of the gain for a third of the rate. None: the loss before is no number above 0,
+        so that nothing can be compared.
     """
     start = tester.evaluate(tester.model.network).own_loss
     if not 0 < start < math.inf:
         return None
-    found = _climbed(tester, strategy, payload, seed=seed, rates=rates, start=start)
+
+    def tried(candidate: Strategy) -> list[float]:
+        name, settings = candidate.description.name, msgspec.to_builtins(candidate.settings)
+        return _searched(
+            len(rates),
+            lambda place: _ratio(
+                tester,
+                tester.strategy(name, with_rate(settings, rates[place])),
+                payload,
+                seed,
+                start,
+            ),
+        )
+
+    found = tried(strategy)
     if len(set(found)) == 1 and found[0] < WORST:
-        plain = _plain(tester, strategy)
-        found = _climbed(tester, plain, payload, seed=seed, rates=rates, start=start)
-    return np.array([*found, *[max(found)] * (len(rates) - len(found))])
+        found = tried(_plain(tester, strategy))
+    return np.array(found)
 
 
-def _climbed(  # noqa: PLR0913 - what ``try_rates`` has, and the loss before
-    tester: RateTester,
-    strategy: Strategy,
-    payload: Payload,
-    *,
-    seed: int,
-    rates: Sequence[float],
-    start: float,
-) -> list[float]:
-    """Ratios up to where no larger rate needs to be tried."""
-    name, settings = strategy.description.name, msgspec.to_builtins(strategy.settings)
-    found: list[float] = []
-    for rate in rates:
-        candidate = tester.strategy(name, with_rate(settings, rate))
-        found.append(_ratio(tester, candidate, payload, seed, start))
-        worse = found[len(found) - _ENOUGH_WORSE :]
-        if found[-1] >= WORST or (len(found) > _ENOUGH_WORSE and min(worse) > min(found)):
+def _searched(rates: int, ratio: Callable[[int], float]) -> list[float]:
+    """Ratios of all rates, of which some are tried (``try_rates``).
+
+    Args:
+        rates: how many.
+        ratio: tries one, by its place.
+    """
+    middle = rates // 2
+    up: list[float] = []
+    for place in range(middle, rates):
+        up.append(ratio(place))
+        worse = up[len(up) - _ENOUGH_WORSE :]
+        if up[-1] >= WORST or (len(up) > _ENOUGH_WORSE and min(worse) > min(up)):
             break
-    return found
+    down: list[float] = []
+    for place in range(middle - 1, -1, -1):
+        best = min(*up, *down, WORST)
+        down.append(ratio(place))
+        if down[-1] > best and best < 1:
+            break
+    while len(down) < middle:
+        down.append(1 - max(1 - down[-1], 0) / _RUNG)
+    return [*reversed(down), *up, *[max(up)] * (rates - middle - len(up))]
 
 
 def _plain(tester: RateTester, strategy: Strategy) -> Strategy:
@@ -296,7 +320,7 @@ def choose(
     *,
     otherwise: float,
 ) -> Calibration:
-    """The rate with the least mean ratio; of equal ones the smallest.
+    """The rate with the least mean ratio, or the smallest of those that are alike (``_ALIKE``).
 
     Args:
         kind: of the optimiser.
@@ -316,5 +340,14 @@ def choose(
         rates=tuple(rates),
         ratios=tuple(round(one, 6) for one in means),
         devices=len(told),
-        lr=rates[int(np.argmin(means))] if means else otherwise,
+        lr=rates[_smallest_of_the_best(means)] if means else otherwise,
+    )
+
+
+def _smallest_of_the_best(means: Sequence[float]) -> int:
+    least = min(means)
+    return next(
+        place
+        for place, mean in enumerate(means)
+        if mean <= _ALIKE * least and 1 - mean >= min(_ALIKE_GAIN * (1 - least), 1 - least)
     )

@@ -28,9 +28,11 @@ MOST_LR = 1e6
 OptimiserKind = Literal["adam", "sgd"]
 LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
     "adam": (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1),
-    "sgd": (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
+    "sgd": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0),
 }
-"""Rates that are tried where one is to be found, ascending, half a power of ten apart."""
+"""Rates that are tried where one is to be found, ascending, half a power of ten apart.
+
+Steps of gradient descent grow with the numbers that a model predicts, Adam's do not."""
 
 
 def check_range(name: str, value: float, *, low: float, high: float = MOST) -> None:
