@@ -25,6 +25,18 @@ all_runs_option = click.option(
 )
 
 
+def integers(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    """An option's value: ``1,2`` as numbers, each once."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"expected numbers from 0 such as 1,2; got '{text}'")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
     """An interruption or a failing disk ends the block with a line that says how to go on."""

@@ -15,11 +15,13 @@ from protofleet.cli._experiments import (
     all_runs_option,
     data_root_option,
     default_data_root,
+    integers,
     kept,
 )
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._verbosity import progress_console
 from protofleet.cli.claims import claims
+from protofleet.cli.outcome import outcome
 from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
@@ -39,17 +41,7 @@ def experiment() -> None:
 
 
 experiment.add_command(claims)
-
-
-def _integers(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise click.BadParameter(f"expected numbers from 0 such as 1,2; got '{text}'")
-    return tuple(dict.fromkeys(map(int, parts)))
+experiment.add_command(outcome)
 
 
 _Command = Callable[..., None]
@@ -60,7 +52,7 @@ def _chosen(command: _Command) -> _Command:
     options = (
         click.option("--out", type=FOLDER, help="Folder of the results; default: runs/NAME."),
         click.option(
-            "--seeds", callback=_integers, metavar="1,2", help="Instead of the file's; any will do."
+            "--seeds", callback=integers, metavar="1,2", help="Instead of the file's; any will do."
         ),
         click.option(
             "--methods", multiple=True, metavar="LABEL", help="Only this row; repeat for more."

@@ -168,6 +168,7 @@ class EveryStrategy(_Settings, frozen=True, kw_only=True):
     Attributes:
         without: strategies that are left out, and why.
         models: of those that do not take the experiment's model.
+        settings: of those that have no default for one.
 
     Raises:
         ValueError: no such strategy.
@@ -175,9 +176,10 @@ class EveryStrategy(_Settings, frozen=True, kw_only=True):
 
     without: dict[str, str] = {}
     models: dict[str, ModelSettings] = {}
+    settings: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        for name in (*self.without, *self.models):
+        for name in (*self.without, *self.models, *self.settings):
             if name not in DESCRIPTIONS:
                 raise ValueError(f"`every_strategy`: there is no strategy '{name}'")
 
@@ -389,6 +391,7 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
     for row in rows:
         if (model := chosen.models.get(row["strategy"])) is not None:
             row["model"] = msgspec.to_builtins(model)
+        row["settings"] = chosen.settings.get(row["strategy"], {})
     return {**values, "methods": [*rows, *values.get("methods", [])]}
 
 

@@ -97,6 +97,27 @@ def run_experiment(
         ProtofleetError: runs stopped because a method diverged, on a client or in an update that
             broke a rule; all others are done.
     """
+    results, stopped = run_all(name, experiment, folder, options, console)
+    if stopped:
+        raise ProtofleetError(
+            f"{len(stopped)} of {len(stopped) + len(results)} runs stopped, the first with "
+            f"{stopped[0]}; a lower learning rate may help; 'protofleet experiment table "
+            f"{shell_word(name)}' shows the others"
+        )
+    return results
+
+
+def run_all(
+    name: str, experiment: Experiment, folder: Path, options: RunOptions, console: Console
+) -> tuple[list[MethodResult], list[str]]:
+    """As ``run_experiment``, whatever stops.
+
+    Returns:
+        The results, and for each run that stopped a line that says why.
+
+    Raises:
+        InputError, MissingDataError: as ``run_experiment``.
+    """
     folder = folder.resolve()
     methods = _chosen(experiment, options.labels)
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,13 +136,7 @@ def run_experiment(
                     _keep_stopped(job, options.engine, error)
                     continue
                 results.append(_completed(job, result, options))
-    if stopped:
-        raise ProtofleetError(
-            f"{len(stopped)} of {len(stopped) + len(results)} runs stopped, the first with "
-            f"{stopped[0]}; a lower learning rate may help; 'protofleet experiment table "
-            f"{shell_word(name)}' shows the others"
-        )
-    return results
+    return results, stopped
 
 
 def _jobs(  # noqa: PLR0913 - what jobs are made of, each named at the call
