@@ -42,9 +42,9 @@ _HELD_OUT = 4
 """Of so many training examples of a class one is held out."""
 _ENOUGH_WORSE = 2
 """After so many rates in a row that do worse than the best one the larger ones are not tried."""
-_ALIKE, _ALIKE_GAIN = 1.02, 0.95
-"""Times the least mean ratio, and of what it gains: so near are the best rates alike, and the
-smallest is chosen, which is farther from where training diverges in a later round."""
+_ENOUGH = 0.95
+"""Of what the best rate gains in one round: the smallest rate that brings as much is chosen. Many
+rounds want a smaller rate than one, and it is farther from where a later one diverges."""
 _RUNG = 3.0
 """Times that a rate of the ladder is the one below it, about."""
 _TRIM = 0.1
@@ -320,7 +320,7 @@ def choose(
     *,
     otherwise: float,
 ) -> Calibration:
-    """The rate with the least mean ratio, or the smallest of those that are alike (``_ALIKE``).
+    """The smallest rate that gains nearly as much as the one with the least mean ratio.
 
     Args:
         kind: of the optimiser.
@@ -340,14 +340,10 @@ def choose(
         rates=tuple(rates),
         ratios=tuple(round(one, 6) for one in means),
         devices=len(told),
-        lr=rates[_smallest_of_the_best(means)] if means else otherwise,
+        lr=rates[_smallest_that_will_do(means)] if means else otherwise,
     )
 
 
-def _smallest_of_the_best(means: Sequence[float]) -> int:
-    least = min(means)
-    return next(
-        place
-        for place, mean in enumerate(means)
-        if mean <= _ALIKE * least and 1 - mean >= min(_ALIKE_GAIN * (1 - least), 1 - least)
-    )
+def _smallest_that_will_do(means: Sequence[float]) -> int:
+    gain = 1 - min(means)
+    return next(place for place, mean in enumerate(means) if 1 - mean >= min(_ENOUGH * gain, gain))
