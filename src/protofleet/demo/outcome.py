@@ -36,7 +36,11 @@ _KINDS = ("personalisation", "generalisation", "global")
 
 
 def with_comparison(
-    run: RunRecord, compared: tuple[ComparedMethod, ...], columns: Mapping[str, str]
+    run: RunRecord,
+    compared: tuple[ComparedMethod, ...],
+    columns: Mapping[str, str],
+    *,
+    untrained_head: bool,
 ) -> ComparedRecord:
     """The run's record with the methods beside it, and what its scores are in this data's words.
 
@@ -47,7 +51,9 @@ def with_comparison(
     if outcome is not None and alone is not None and run.strategy != "local":
         outcome = beside_alone(outcome, alone)
     fields = {**msgspec.structs.asdict(run), "outcome": outcome}
-    return ComparedRecord(**fields, comparison=compared, columns=dict(columns))
+    return ComparedRecord(
+        **fields, comparison=compared, columns=dict(columns), untrained_head=untrained_head
+    )
 
 
 def finish(
@@ -142,7 +148,8 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
     for heading in ("trained", *(result.columns.get(kind, kind) for kind in _KINDS)):
         table.add_column(heading)
     for name, method in result.starts().items():
-        table.add_row(name, "central", *_score_cells(method.start))
+        seen = "no labels" if result.untrained_head else "central"
+        table.add_row(name, seen, *_score_cells(method.start))
     table.add_section()
     for method in result.comparison:
         where = "MQTT" if method.strategy == result.strategy else "no MQTT"
@@ -164,6 +171,11 @@ def _notes(result: ComparedRecord) -> list[str]:
         notes.append(
             "no MQTT: by processes of this machine without a broker, which gives the same bits in "
             "the same runtime (ONNX Runtime); data, seed, rounds and settings are alike"
+        )
+    if result.untrained_head:
+        notes.append(
+            "start: the central training has seen no labels, so that its model names classes by "
+            "chance"
         )
     notes.append("±: standard deviation over the devices; one seed on few data is no ranking")
     return notes

@@ -82,6 +82,7 @@ class DemoData:
         preprocessing: what the bundle tells about its input.
         columns: what the scores' sections are in this data's words.
         strategy_settings: where the demonstration differs from the strategies' defaults.
+        labelled: whether the central training sees labels.
     """
 
     title: str
@@ -95,6 +96,7 @@ class DemoData:
     preprocessing: Preprocessing
     columns: dict[str, str] = field(default_factory=dict)
     strategy_settings: dict[str, Any] = field(default_factory=dict)
+    labelled: bool = True
 
 
 def settings_of(strategy: str, prepared: DemoData) -> dict[str, Any]:
@@ -211,6 +213,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
         preprocessing=preprocessing,
         columns=_columns("does"),
         strategy_settings={"optimiser": {"kind": "adam", "lr": 1e-4}, "batch_size": 64},
+        labelled=False,
     )
 
 

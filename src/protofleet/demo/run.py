@@ -88,7 +88,7 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console, results: Co
         *others, _ = (method.label for method in methods_of(settings.strategy).values())
         heading.show(5, f"{' and '.join(others)} on the same data, without a broker")
         compared = compare(settings, prepared, bundles, folder / "coordinator", console)
-    result = with_comparison(run, compared, prepared.columns)
+    result = with_comparison(run, compared, prepared.columns, untrained_head=not prepared.labelled)
     return finish(
         prepared.title,
         folder,

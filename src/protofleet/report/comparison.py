@@ -39,10 +39,13 @@ class ComparedRecord(RunRecord, frozen=True, kw_only=True):
     Attributes:
         comparison: the run's own method and others, in the order in which they are shown.
         columns: what the scores' sections are in the words of the data; empty: their names.
+        untrained_head: the central training has seen no labels, so that what devices start from
+            names classes by chance.
     """
 
     comparison: tuple[ComparedMethod, ...] = ()
     columns: dict[str, str] = msgspec.field(default_factory=dict)
+    untrained_head: bool = False
 
     def starts(self) -> dict[str, ComparedMethod]:
         """Of each network one method, which starts from the same values as the network's others.
