@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from protofleet.coordinator.held import HeldDevices
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.receipts import Receipts
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_usage import ReportedUsage

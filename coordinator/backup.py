@@ -26,15 +26,15 @@ from typing import IO
 import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
-from protofleet.coordinator.control import not_started
 from protofleet.coordinator.database import refuse_code
-from protofleet.coordinator.formats import FORMAT, OLDEST, bring_up, check_ledger
-from protofleet.coordinator.rollout_rows import BUNDLES
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.control import not_started
+from protofleet.coordinator.ledger.formats import FORMAT, OLDEST, bring_up, check_ledger
+from protofleet.coordinator.ledger.rollout_rows import BUNDLES
 from protofleet.durable import TEMPORARY, sync_folder
 from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.private_files import PRIVATE_FOLDER, opener
 
-_LEDGER = "ledger.sqlite"
 _LIST = "backup.json"
 _KEYS = ("coordinator.pem", "certificate")
 _NAME = re.compile(
@@ -86,7 +86,7 @@ def back_up(run_dir: Path, archive: Path, *, keys: bool = True) -> BackupList:
         InputError: no run was started there, or ``archive`` exists.
         UnavailableError: the coordinator went on faster than its files could be gathered.
     """
-    if not (run_dir / _LEDGER).is_file():
+    if not (run_dir / LEDGER).is_file():
         raise not_started(run_dir)
     if archive.exists():
         raise InputError(f"'{archive}': expected a new file, this one exists; choose another name")
@@ -166,9 +166,9 @@ def restore(
 
 def _gather(run_dir: Path, folder: Path, *, keys: bool) -> None:
     """The ledger and what it refers to; FileNotFoundError if the coordinator has removed it."""
-    target = folder / _LEDGER
+    target = folder / LEDGER
     with (
-        closing(sqlite3.connect(f"file:{run_dir / _LEDGER}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(f"file:{run_dir / LEDGER}?mode=ro", uri=True)) as source,
         closing(sqlite3.connect(target)) as copy,
     ):
         check_ledger(run_dir, source)
@@ -240,7 +240,7 @@ def _list(folder: Path) -> BackupList:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         name = path.relative_to(folder).as_posix()
         files.append(BackedUpFile(path=name, bytes=path.stat().st_size, sha256=digest))
-    with closing(sqlite3.connect(folder / _LEDGER)) as db:
+    with closing(sqlite3.connect(folder / LEDGER)) as db:
         meta = dict(db.execute("SELECT key, value FROM meta"))
         latest = db.execute(
             "SELECT round_id, phase FROM rounds ORDER BY round_id DESC LIMIT 1"
@@ -317,7 +317,7 @@ def _read_list(tar: tarfile.TarFile) -> BackupList:
         )
     names = [one.path for one in listed.files]
     wrong = [name for name in names if not _NAME.fullmatch(name)]
-    if wrong or len(set(names)) != len(names) or _LEDGER not in names:
+    if wrong or len(set(names)) != len(names) or LEDGER not in names:
         got = (wrong or names)[:3]
         raise RefusedError("archive", f"{_name(tar)}: expected each file of a run once, got {got}")
     return listed
@@ -364,9 +364,9 @@ def _written(content: IO[bytes], target: Path) -> str:
 def _ledger_of(folder: Path, archive: Path) -> Iterator[sqlite3.Connection]:
     """Of an extracted archive; RefusedError: it is none, though its hash is right."""
     try:
-        with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
+        with closing(sqlite3.connect(folder / LEDGER)) as db, db:
             refuse_code(db)
-            bring_up(folder / _LEDGER, db)
+            bring_up(folder / LEDGER, db)
             yield db
     except sqlite3.DatabaseError as error:
         raise RefusedError("archive", f"'{archive}': its ledger is damaged: {error}") from error

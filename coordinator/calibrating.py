@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.errors import RefusedError
 from protofleet.federation.calibration import (

@@ -7,7 +7,7 @@ import time
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import keys
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import InputError, RefusedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.federation.coding import to_evaluation
 from protofleet.federation.gate import fleet_gain, gain_of
 from protofleet.federation.records import EvaluationRecord, UpdateRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.device_rows import DeviceRows
+from protofleet.coordinator.ledger.device_rows import DeviceRows
 
 FLUSH_S = 1.0
 """Changes are written together: a device that flickers costs no write each time."""

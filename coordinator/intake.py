@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.ledger_rows import ArrivedUpdate
+from protofleet.coordinator.ledger.rows import ArrivedUpdate
 from protofleet.federation.schedule import RoundState
 from protofleet.wire.transfer import Received
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofleet.coordinator import events
-from protofleet.coordinator.control import Control, Wish
+from protofleet.coordinator.ledger.control import Control, Wish
 from protofleet.federation import schedule
 from protofleet.federation.schedule import RoundPhase, RoundState
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.coding import CodedPayload, PayloadEncoder, update_baseline

@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.bundle import SUFFIX
-from protofleet.coordinator.control import not_started
 from protofleet.coordinator.database import open_database
-from protofleet.coordinator.formats import check_ledger
-from protofleet.coordinator.ledger_rows import SCHEMA
-from protofleet.coordinator.rollout_rows import (
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.control import not_started
+from protofleet.coordinator.ledger.formats import check_ledger
+from protofleet.coordinator.ledger.queries import has_committed, read_identity
+from protofleet.coordinator.ledger.rollout_rows import (
     BUNDLES,
     STAGES,
     Rollout,
@@ -27,7 +28,7 @@ from protofleet.coordinator.rollout_rows import (
     RolloutSettings,
     RolloutState,
 )
-from protofleet.coordinator.status import read_identity
+from protofleet.coordinator.ledger.rows import SCHEMA
 from protofleet.durable import TEMPORARY, sync_folder
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.compatibility import check_compatible
@@ -247,7 +248,7 @@ def read_rollout(config: FederationConfig) -> RolloutStatus:
 
 
 def _ledger(config: FederationConfig) -> Path:
-    path = config.run_dir / "ledger.sqlite"
+    path = config.run_dir / LEDGER
     if not path.is_file():
         raise not_started(config.run_dir)
     return path
@@ -263,8 +264,7 @@ def _opened(config: FederationConfig) -> Iterator[sqlite3.Connection]:
 
 def _has_rounds(config: FederationConfig) -> bool:
     with _opened(config) as db:
-        found = db.execute("SELECT 1 FROM rounds WHERE phase = 'committed' LIMIT 1").fetchone()
-    return found is not None
+        return has_committed(db)
 
 
 def _check_no_cells(config: FederationConfig) -> None:

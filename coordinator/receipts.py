@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.wire.messages import MOST_RECEIPTS, RECEIPT_DIGITS, Heartbeat
 
 _ENTRY_BYTES = RECEIPT_DIGITS + 3

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.errors import RefusedError
 from protofleet.wire.usage import FIGURES, DeviceUsage, merged
 

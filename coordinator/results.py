@@ -13,10 +13,10 @@ from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
-from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import LedgerReading, RunAbout, one_state, reading_of
-from protofleet.coordinator.ledger_rows import Traffic
-from protofleet.coordinator.status import opened_ledger
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.queries import checked_identity, opened_ledger
+from protofleet.coordinator.ledger.reading import LedgerReading, RunAbout, one_state, reading_of
+from protofleet.coordinator.ledger.rows import Traffic
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import to_evaluation
@@ -160,10 +160,10 @@ def refresh(run_dir: Path) -> None:
     Raises:
         InputError: the ledger is damaged, or of another version.
     """
-    if not (run_dir / "ledger.sqlite").is_file():
+    if not (run_dir / LEDGER).is_file():
         return
     with opened_ledger(run_dir) as db, one_state(db):
-        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+        checked_identity(db, run_dir)
         ledger = reading_of(db, run_dir)
         about = ledger.about()
         if about is None or not ledger.device_ids():
@@ -183,7 +183,7 @@ def troubles_of(run_dir: Path) -> tuple[Trouble, ...] | None:
         InputError: the ledger is damaged, or of another version.
     """
     with opened_ledger(run_dir) as db, one_state(db):
-        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
+        checked_identity(db, run_dir)
         ledger = reading_of(db, run_dir)
         about, rounds = ledger.about(), ledger.committed()
         if about is None or not rounds:

@@ -26,8 +26,7 @@ import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator import events
-from protofleet.coordinator.registry import Device, Registry
-from protofleet.coordinator.rollout_rows import (
+from protofleet.coordinator.ledger.rollout_rows import (
     BUNDLES,
     STAGES,
     DeviceState,
@@ -36,6 +35,7 @@ from protofleet.coordinator.rollout_rows import (
     RolloutRows,
     RolloutState,
 )
+from protofleet.coordinator.registry import Device, Registry
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedule import RoundPhase, RoundState

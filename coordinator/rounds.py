@@ -17,7 +17,7 @@ from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.calibrating import CalibrationServer
 from protofleet.coordinator.fleet_gains import FleetGains
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_usage import ReportedUsage

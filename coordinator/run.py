@@ -17,23 +17,24 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.calibrating import known_rate
 from protofleet.coordinator.cell import CellRounds, CellService
-from protofleet.coordinator.control import extended_rounds, is_served
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.event_log import EventLog
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.expiry import Expiry
 from protofleet.coordinator.lease import Claim, Lease, kept
-from protofleet.coordinator.ledger import LOCK_S, Ledger
-from protofleet.coordinator.ledger_reading import RunAbout
+from protofleet.coordinator.ledger.control import extended_rounds, is_served
+from protofleet.coordinator.ledger.ledger import LOCK_S, Ledger
+from protofleet.coordinator.ledger.queries import damaged
+from protofleet.coordinator.ledger.reading import RunAbout
+from protofleet.coordinator.ledger.root import RootLedger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
-from protofleet.coordinator.root import RootLedger, RootRounds, RootService, root_server
+from protofleet.coordinator.root import RootRounds, RootService, root_server
 from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
 from protofleet.coordinator.rounds import Rounds
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, StorageError
 from protofleet.federation.cells import (
     cell_config,

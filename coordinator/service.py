@@ -19,8 +19,8 @@ from protofleet.coordinator.attendance import Attendance
 from protofleet.coordinator.expiry import Expiry
 from protofleet.coordinator.intake import Intake
 from protofleet.coordinator.lease import Lease
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.receipts import Receipts

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from protofleet.coordinator.ledger.usage_rows import COLUMNS, NAMES, from_columns, to_columns
 from protofleet.coordinator.registry import Device
-from protofleet.coordinator.usage_rows import COLUMNS, NAMES, from_columns, to_columns
 from protofleet.private_files import make_private_file
 from protofleet.wire.messages import Heartbeat
 from protofleet.wire.usage import NO_USAGE, DeviceUsage, usage_of

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from protofleet.coordinator.control import Order, Wish, is_served, not_started, read_order
-from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.expiry import Expiration, expirations
-from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import to_calibration, to_early_end
+from protofleet.coordinator.ledger import LEDGER, queries
+from protofleet.coordinator.ledger.control import Order, Wish, is_served, not_started, read_order
+from protofleet.coordinator.ledger.device_rows import DeviceRows
+from protofleet.coordinator.ledger.queries import (
+    LatestRound,
+    check_readable,
+    opened_ledger,
+)
+from protofleet.coordinator.ledger.reading import to_calibration, to_early_end
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.cells import cell_config
 from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 
-_to_record = msgspec.json.Decoder(UpdateRecord).decode
+_NONE_YET = LatestRound(0, "waiting", False, 0, 0, 0.0)  # noqa: FBT003 - a record
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,18 +100,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     calibration: str = ""
 
 
-def read_identity(run_dir: Path) -> dict[str, str]:
-    """What a run's ledger says it is, by name: federation, bundle, strategy, seed and more.
-
-    Empty where ``run_dir`` has no ledger.
-    """
-    path = run_dir / "ledger.sqlite"
-    if not path.is_file():
-        return {}
-    with opened_ledger(run_dir) as db:
-        return dict(db.execute("SELECT key, value FROM meta"))
-
-
 def find_run(folder: Path) -> Path:
     """The run folder that ``folder`` is, or has as a demonstration's folder has.
 
@@ -118,57 +107,12 @@ def find_run(folder: Path) -> Path:
         InputError: neither has a run's ledger, or the ledger is damaged or of another version.
     """
     for place in (folder, folder / "coordinator"):
-        if (place / "ledger.sqlite").is_file():
-            check_ledger(place)
+        if (place / LEDGER).is_file():
+            check_readable(place)
             return place
     raise InputError(
         f"'{folder}': no run of a federation; expected the run_dir of a federation file, in which "
         "'protofleet coordinator run' or 'protofleet demo' has begun a run, or the file itself"
-    )
-
-
-def counted_updates(run_dir: Path) -> Iterator[tuple[int, UpdateRecord]]:
-    """The updates that a run has counted, each with the round in which it counts, by round.
-
-    Each is read when the iteration reaches it.
-
-    Raises:
-        InputError: the run's ledger is damaged.
-    """
-    with opened_ledger(run_dir) as db:
-        rows = db.execute(
-            "SELECT counted_in, record FROM members WHERE counted_in IS NOT NULL"
-            " ORDER BY counted_in, device_id"
-        )
-        for number, record in rows:
-            yield number, _to_record(record)
-
-
-def check_ledger(run_dir: Path) -> None:
-    """Raise InputError if a run's ledger is damaged, or of another version's format."""
-    with opened_ledger(run_dir) as db:
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        check_format(run_dir, dict(db.execute("SELECT key, value FROM meta")))
-
-
-@contextmanager
-def opened_ledger(run_dir: Path) -> Iterator[sqlite3.Connection]:
-    """The ledger, to read; InputError in the block if it is damaged."""
-    try:
-        path = run_dir / "ledger.sqlite"
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            yield db
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise InputError(damaged(run_dir, error)) from error
-
-
-def damaged(run_dir: Path, error: Exception) -> str:
-    """What to tell of a ledger that cannot be read."""
-    return (
-        f"run folder '{run_dir}': its ledger cannot be read ({error}); restore the folder, or "
-        "choose another run_dir"
     )
 
 
@@ -177,17 +121,14 @@ class _Found:
     """What the ledger holds of its latest round, and of the devices.
 
     Attributes:
-        phase: of the round as the ledger has it; ``waiting``: there was none yet.
+        latest: the round as the ledger has it; ``waiting``: there was none yet.
         members: of the round, and whether their update is in.
         counted: whose update counts in it.
         late: device → its task's round, where that may still bring an update.
     """
 
     strategy: str
-    round_id: int
-    phase: str
-    final: bool
-    size: int
+    latest: LatestRound
     members: dict[str, bool]
     counted: tuple[str, ...]
     late: dict[str, int]
@@ -198,15 +139,11 @@ class _Found:
     calibration: CalibrationProgress | None
 
     @property
-    def awaited(self) -> int:
-        """The round that an update would count in now."""
-        return self.round_id + (self.phase == "committed")
-
-    @property
     def committed(self) -> int:
         """Aggregated rounds; a final fit is none."""
-        whole = self.phase == "committed" and not self.final
-        return self.round_id if whole else max(self.round_id - 1, 0)
+        latest = self.latest
+        whole = latest.phase == "committed" and not latest.final
+        return latest.round_id if whole else max(latest.round_id - 1, 0)
 
 
 def read_status(config: FederationConfig) -> Status:
@@ -218,12 +155,12 @@ def read_status(config: FederationConfig) -> Status:
     found = _read(config.run_dir)
     planned, end = max(config.rounds, found.order.rounds), found.early_end
     rounds = planned if end is None else end.limit(planned, config.stop)
-    phase = found.phase
+    latest, phase = found.latest, found.latest.phase
     if phase == "committed":
         enough = found.committed >= rounds and not DESCRIPTIONS[found.strategy].final_fit
-        phase = "finished" if found.final or enough else "waiting"
+        phase = "finished" if latest.final or enough else "waiting"
     served = is_served(config.run_dir)
-    may_be_late = phase != "finished" and not found.final
+    may_be_late = phase != "finished" and not latest.final
     return Status(
         federation=config.federation,
         phase=phase,
@@ -232,17 +169,17 @@ def read_status(config: FederationConfig) -> Status:
         since_s=found.order.since_s or None,
         rounds=rounds,
         committed=found.committed,
-        round_id=found.round_id,
-        final=found.final,
+        round_id=latest.round_id,
+        final=latest.final,
         cohort=tuple(found.members),
         delivered=found.counted,
         schedule=config.schedule.kind,
-        size=found.size,
+        size=latest.size,
         missing=tuple(one for one, there in found.members.items() if not there and phase == "open"),
         late=tuple(
             device_id
             for device_id, task in sorted(found.late.items())
-            if may_be_late and found.awaited - task <= config.schedule.patience
+            if may_be_late and latest.awaited - task <= config.schedule.patience
         ),
         refused=found.refused,
         held=found.held,
@@ -255,67 +192,35 @@ def read_status(config: FederationConfig) -> Status:
 
 
 def _read(run_dir: Path) -> _Found:
-    if not (run_dir / "ledger.sqlite").is_file():
+    if not (run_dir / LEDGER).is_file():
         raise not_started(run_dir)
     with opened_ledger(run_dir) as db:
-        meta = dict(db.execute("SELECT key, value FROM meta"))
-        check_format(run_dir, meta)
-        row = db.execute(
-            "SELECT round_id, phase, final, size FROM rounds ORDER BY round_id DESC LIMIT 1"
-        ).fetchone()
-        round_id, phase, final, size = row or (0, "waiting", False, 0)
+        meta = queries.checked_identity(db, run_dir)
+        latest = queries.latest_round(db) or _NONE_YET
         return _Found(
             strategy=meta["strategy"],
-            round_id=round_id,
-            phase=phase,
-            final=bool(final),
-            size=size,
-            members=_members(db, round_id),
-            counted=_counted(db, round_id),
-            late=dict(DeviceRows(db).late(round_id + (phase == "committed"))),
-            refused=_refused(db),
-            held=_held(db),
+            latest=latest,
+            members=queries.members(db, latest.round_id),
+            counted=queries.counted(db, latest.round_id),
+            late=dict(DeviceRows(db).late(latest.awaited)),
+            refused=tuple(
+                Refusal(device_id=device_id, rule=rule, reason=reason)
+                for device_id, (rule, reason) in queries.refused(db).items()
+            ),
+            held=tuple(
+                Hold(device_id=device_id, conditions=conditions)
+                for device_id, conditions in queries.held(db).items()
+            ),
             order=read_order(db),
             early_end=to_early_end(meta.get("early_end")),
             calibration=to_calibration(meta.get("calibration")),
         )
 
 
-def _members(db: sqlite3.Connection, round_id: int) -> dict[str, bool]:
-    rows = db.execute(
-        "SELECT device_id, file IS NOT NULL FROM members WHERE round_id = ? ORDER BY device_id",
-        (round_id,),
-    )
-    return {device_id: bool(there) for device_id, there in rows}
-
-
-def _counted(db: sqlite3.Connection, round_id: int) -> tuple[str, ...]:
-    rows = db.execute(
-        "SELECT DISTINCT device_id FROM members WHERE counted_in = ? ORDER BY device_id",
-        (round_id,),
-    )
-    return tuple(device_id for (device_id,) in rows)
-
-
-def _refused(db: sqlite3.Connection) -> tuple[Refusal, ...]:
-    rows = db.execute("SELECT device_id, rule, reason FROM refusals ORDER BY device_id")
-    return tuple(
-        Refusal(device_id=device_id, rule=rule, reason=reason) for device_id, rule, reason in rows
-    )
-
-
-def _held(db: sqlite3.Connection) -> tuple[Hold, ...]:
-    rows = db.execute("SELECT device_id, conditions FROM held ORDER BY device_id")
-    return tuple(
-        Hold(device_id=device_id, conditions=tuple(msgspec.json.decode(conditions)))
-        for device_id, conditions in rows
-    )
-
-
 def _cells(config: FederationConfig) -> tuple[Status, ...]:
     count = 0 if config.cells is None else config.cells.count
     configs = [cell_config(config, cell + 1) for cell in range(count)]
-    return tuple(read_status(one) for one in configs if (one.run_dir / "ledger.sqlite").is_file())
+    return tuple(read_status(one) for one in configs if (one.run_dir / LEDGER).is_file())
 
 
 def operation_now(phase: str, wish: Wish, *, served: bool) -> str:

@@ -1,6 +1,7 @@
 """The table of allowed imports in docs/architecture.md, and what a device must never load."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,25 @@ def test_folder_imports_only_what_the_table_allows(folder):
             if parts[0] == "protofleet" and len(parts) > 1:
                 assert parts[1] in _ALLOWED[folder] | _EVERYONES | {folder}, f"{path.name}: {name}"
             assert folder == "export" or parts[0] not in _TORCH_SIDE, f"{path.name}: {name}"
+
+
+_SQL = re.compile(r"\.execute(many|script)?\(|sqlite3\.connect\(")
+_DATABASES = {"backup", "database", "members", "sightings"}
+"""Of ``coordinator/``: copies of any database, its opening, and those of members and devices."""
+
+
+def test_sql_is_known_to_the_ledger_and_to_the_other_databases_alone():
+    """A query from elsewhere is a function of ``coordinator/ledger/queries.py``."""
+    found = {
+        path.relative_to(_PACKAGE)
+        for folder in _PACKAGE.iterdir()
+        for path in ([folder] if folder.suffix == ".py" else folder.rglob("*.py"))
+        if _SQL.search(path.read_text())
+    }
+    ledger = Path("coordinator", "ledger")
+    others = {path for path in found if ledger not in path.parents}
+    assert {path.stem for path in others if path.parent == ledger.parent} == _DATABASES
+    assert {path for path in others if path.parent != ledger.parent} == set()
 
 
 def test_importing_the_edge_loads_nothing_heavy():

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tiny_bundle import tiny_data
 
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.status import read_identity
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.datasets import load_device_data
 from protofleet.edge.journal import Binding
 from protofleet.edge.store import Store, read_personal

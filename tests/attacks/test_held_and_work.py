@@ -7,9 +7,9 @@ import sqlite3
 
 import pytest
 
-from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.held import HeldDevices
-from protofleet.coordinator.ledger_rows import SCHEMA
+from protofleet.coordinator.ledger.device_rows import DeviceRows
+from protofleet.coordinator.ledger.rows import SCHEMA
 from protofleet.coordinator.registry import Registry
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Presence, Task, decode, encode

@@ -15,8 +15,8 @@ from tiny_plan import tiny
 
 from protofleet.coordinator import attendance, rounds, service
 from protofleet.coordinator.calibrating import known_rate
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_reading import RunAbout
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.reading import RunAbout
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.federation.plan import make_plan

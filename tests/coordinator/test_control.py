@@ -10,8 +10,8 @@ import pytest
 from fake_endpoint import CONNECTED, QUIET
 
 from protofleet.coordinator import events
-from protofleet.coordinator.control import Orders, Wish, extended_rounds, is_served
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.control import Orders, Wish, extended_rounds, is_served
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.errors import InputError, UnavailableError
 from protofleet.federation.schedule import RoundPhase

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from protofleet.coordinator.credentials import CERTIFICATE_S, open_credentials
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.errors import InputError
 from protofleet.wire.identity import CoordinatorCertificate, read_statement

@@ -11,7 +11,7 @@ from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator import events
 from protofleet.coordinator.credentials import CERTIFICATE_S, open_credentials
 from protofleet.coordinator.expiry import LOOK_S, REPEAT_S, Expiry, expirations
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.members import GRANT_S, KEY_FILE, Members
 from protofleet.federation.settings import FederationConfig
 from protofleet.wire.broker_access import BrokerAccess

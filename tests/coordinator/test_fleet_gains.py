@@ -10,7 +10,7 @@ import pytest
 from fake_endpoint import CONNECTED
 
 from protofleet.coordinator.fleet_gains import _MOST, FleetGains
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.federation.records import EvaluationRecord, UpdateRecord
 from protofleet.strategies.types import Evaluation
 

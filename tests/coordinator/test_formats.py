@@ -13,11 +13,12 @@ from fake_endpoint import CONNECTED
 
 from protofleet import __version__
 from protofleet.bundle import Bundle
-from protofleet.coordinator import formats
-from protofleet.coordinator.control import Orders, extended_rounds
-from protofleet.coordinator.formats import FORMAT, OLDEST
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.status import read_identity, read_status
+from protofleet.coordinator.ledger import formats
+from protofleet.coordinator.ledger.control import Orders, extended_rounds
+from protofleet.coordinator.ledger.formats import FORMAT, OLDEST
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.queries import read_identity
+from protofleet.coordinator.status import read_status
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
 

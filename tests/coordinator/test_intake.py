@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protofleet.coordinator.intake import GATHER_S, MOST, Intake
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedule import RoundState
 from protofleet.wire.messages import TransferOffer

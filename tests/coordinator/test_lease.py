@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protofleet.coordinator import events
 from protofleet.coordinator.lease import Claim, Lease, Tenure
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.errors import UnavailableError
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Disconnected

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from packed import pack_update
 
-from protofleet.coordinator import ledger as ledger_module
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger import ledger as ledger_module
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.buffered import BufferedSchedule
 from protofleet.federation.records import (

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.payloads import Payloads
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.coding import (

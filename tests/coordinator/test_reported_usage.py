@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.reported_usage import SLACK_BYTES, ReportedUsage
 from protofleet.errors import RefusedError
 from protofleet.wire.usage import DeviceUsage

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict
 
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_reading import RunAbout
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.reading import RunAbout
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.results import Results, refresh
 from protofleet.federation.records import (
     Costs,
@@ -147,7 +147,7 @@ def test_the_rounds_bytes_are_of_all_devices_and_the_files_devices_those_that_co
 def test_of_rounds_long_ago_the_ledger_keeps_who_took_part_and_the_results_the_rest(
     ledger, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("protofleet.coordinator.ledger.DETAILED_ROUNDS", 2)
+    monkeypatch.setattr("protofleet.coordinator.ledger.ledger.DETAILED_ROUNDS", 2)
     for round_id in (1, 2, 3, 4):
         _play_round(ledger, tmp_path, round_id)
     first, thin, whole = (next(ledger.accepted(round_id)) for round_id in (1, 2, 3))

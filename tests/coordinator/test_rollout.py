@@ -13,7 +13,8 @@ from tiny_bundle import tiny_bundle
 from tiny_plan import tiny  # noqa: F401 - a fixture
 
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
 from protofleet.coordinator.publish import (
     plan_in_place,
     publish,
@@ -24,7 +25,6 @@ from protofleet.coordinator.publish import (
 )
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.rollout import Rollouts
-from protofleet.coordinator.rollout_rows import RolloutSettings
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.records import EvaluationRecord, UpdateRecord

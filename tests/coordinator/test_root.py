@@ -4,8 +4,8 @@ import pytest
 from packed import pack_update
 from toy_model import server_tools
 
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
-from protofleet.coordinator.root import RootLedger
+from protofleet.coordinator.ledger.root import RootLedger
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.federation import cells
 from protofleet.federation.records import Costs, Scores, UpdateRecord
 from protofleet.strategies.types import Update

@@ -20,8 +20,8 @@ from fake_endpoint import (
 from protofleet.cli.coordinator import coordinator
 from protofleet.cli.report import report
 from protofleet.coordinator import events
-from protofleet.coordinator.control import Orders
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.control import Orders
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.doctor.observations import Level
 from protofleet.doctor.run_folder import examine_results

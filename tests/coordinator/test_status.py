@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protofleet import strategies
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.strategies.types import ServerState
 

@@ -7,8 +7,8 @@ from contextlib import closing
 
 from msgspec.structs import replace
 
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.usage_rows import UsageRows
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.usage_rows import UsageRows
 from protofleet.wire.usage import DeviceUsage
 
 _IDENTITY = {"federation": "home", "seed": "1"}

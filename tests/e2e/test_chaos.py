@@ -19,7 +19,7 @@ from protofleet.chaos.models import DEVICES, METHODS
 from protofleet.chaos.page import page
 from protofleet.chaos.processes import namespaces_permitted
 from protofleet.chaos.run import DisturbedRun, FaultResult, Options, schedule
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.datasets import DeviceData
 from protofleet.edge.store import Store
 from protofleet.errors import InputError

@@ -17,7 +17,7 @@ from threaded import CrashError, Device, Federation
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.coordinator import events, expiry
 from protofleet.coordinator.invitations import find_meeting, invite
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.edge import JoinOptions, waiting
 from protofleet.edge.credentials import FOLDER, device_key

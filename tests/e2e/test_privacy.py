@@ -14,7 +14,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.cli.report import report
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions
 from protofleet.edge.training import LocalData

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
 
 from protofleet.cli.coordinator import coordinator as commands
-from protofleet.coordinator.control import Orders, Wish
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.control import Orders, Wish
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.datasets import DeviceData
 from protofleet.experiments._worker import ClientFiles, ClientTrainer, WorkerSpec, WorkerTask

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
+from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
 from protofleet.errors import InputError, ProtofleetError, UnavailableError

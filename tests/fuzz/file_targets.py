@@ -20,7 +20,7 @@ from protofleet.bundle.files import MANIFEST, SIGNATURE, archive
 from protofleet.bundle.manifest import Manifest, Preprocessing
 from protofleet.bundle.onnx_files import check_onnx
 from protofleet.bundle.rules import check_manifest, parse
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.members import Members
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets._unpickle import unpickle_arrays

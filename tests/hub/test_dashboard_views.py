@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.registry import Device
 from protofleet.coordinator.sightings import Sightings
 from protofleet.federation.calibration import CalibrationProgress, choose

@@ -24,7 +24,7 @@ from secured_broker import secured
 from protofleet.broker.folder import BrokerFolder
 from protofleet.bundle import Bundle
 from protofleet.cli.hub import hub as hub_command
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import find_run
 from protofleet.errors import InputError
 from protofleet.hub.dashboard.watch import WatchedRun, run_keys

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.run import open_service
 from protofleet.edge.join import JoinOptions, open_agent
 from protofleet.edge.training import LocalData

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from protofleet.coordinator.ledger.queries import opened_ledger, states, transfers
 from protofleet.edge.journal import read_journal
 
 Place = tuple[str, int]
@@ -63,7 +62,7 @@ def gather(run_dir: Path, stores: Mapping[str, Path], events: Mapping[str, Path]
         stores: the devices', by device.
         events: of every process, by its name, as JSON lines.
     """
-    states, counted = _ledger(run_dir / "ledger.sqlite")
+    states, counted = _ledger(run_dir)
     receipts: set[Place] = set()
     models: dict[str, str] = {}
     for device, store in stores.items():
@@ -104,16 +103,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _ledger(path: Path) -> tuple[dict[int, str], dict[Place, str]]:
-    with closing(sqlite3.connect(path)) as db:
-        states = dict(
-            db.execute("SELECT round_id, state_sha256 FROM rounds WHERE phase = 'committed'")
-        )
-        rows = db.execute(
-            "SELECT device_id, round_id, transfer_id, counted_in FROM members"
-            " WHERE file IS NOT NULL"
-        )
+def _ledger(run_dir: Path) -> tuple[dict[int, str], dict[Place, str]]:
+    with opened_ledger(run_dir) as db:
+        committed = states(db)
         counted = {
-            (device, number): transfer for device, number, transfer, at in rows if at in states
+            (one.device_id, one.round_id): one.transfer_id
+            for one in transfers(db)
+            if one.counted_in in committed
         }
-    return states, counted
+    return committed, counted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protofleet.chaos.evidence import Evidence, Place
 from protofleet.chaos.models import DEVICES
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.experiments._worker import (
     ClientTrainer,
     StoredClient,

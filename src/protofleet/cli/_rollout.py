@@ -71,7 +71,7 @@ def publish(
     import msgspec
 
     from protofleet.coordinator import publish as to
-    from protofleet.coordinator.rollout_rows import RolloutSettings
+    from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
 
     chosen = msgspec.convert(settings, RolloutSettings)
     config = _config(file, trust_files)
@@ -148,8 +148,8 @@ def next_stage(file: Path, *, as_json: bool) -> None:
 def _steer(file: Path, state: str, *, as_json: bool) -> None:
     import msgspec
 
+    from protofleet.coordinator.ledger.rollout_rows import RolloutState
     from protofleet.coordinator.publish import steer
-    from protofleet.coordinator.rollout_rows import RolloutState
 
     _tell(steer(_config(file, ()), msgspec.convert(state, RolloutState)), as_json=as_json)
 

@@ -318,7 +318,7 @@ def _order(file: Path, wanted: str | int, *, cell: int | None = None, as_json: b
 
     import msgspec
 
-    from protofleet.coordinator.control import Orders, Wish
+    from protofleet.coordinator.ledger.control import Orders, Wish
     from protofleet.coordinator.status import read_status
 
     config = _of_cell(file, cell)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator
 
 from protofleet.coordinator.expiry import expirations
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
-from protofleet.coordinator.status import read_identity
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.run_folder import examine_ledger, examine_results
 from protofleet.doctor.subjects import FederationSubject, RunSubject
@@ -59,7 +60,7 @@ def _keys(subject: FederationSubject) -> Iterator[Observation]:
 
 def _run(subject: FederationSubject) -> Iterator[Observation]:
     folder = load_config(subject.path).run_dir
-    if not (folder / "ledger.sqlite").is_file():
+    if not (folder / LEDGER).is_file():
         yield ok(f"'{folder}': no run was started there yet")
         return
     yield from examine_ledger(RunSubject(folder))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protofleet.coordinator.control import is_served
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.control import is_served
+from protofleet.coordinator.ledger.queries import check_readable, read_identity
 from protofleet.coordinator.results import troubles_of
-from protofleet.coordinator.status import check_ledger, read_identity
 from protofleet.doctor.machine import behind
 from protofleet.doctor.observations import Check, Observation, ok, warning
 from protofleet.doctor.subjects import RunSubject
@@ -17,11 +18,11 @@ def examine_ledger(subject: RunSubject) -> Iterator[Observation]:
     """Of a coordinator that may be running."""
     check_private_folder(subject.path, "run folder")
     refuse_links(subject.path, "run folder")
-    check_ledger(subject.path)
+    check_readable(subject.path)
     identity = read_identity(subject.path)
     served = "a coordinator serves it" if is_served(subject.path) else "no coordinator serves it"
     yield ok(f"ledger of federation '{identity.get('federation', '?')}' is whole; {served}")
-    written = (subject.path / "ledger.sqlite").stat().st_mtime
+    written = (subject.path / LEDGER).stat().st_mtime
     yield from behind("the run's ledger was written", written)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from protofleet.coordinator.ledger import LEDGER
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -113,7 +114,7 @@ def broker_at(folder: Path) -> BrokerSubject:
 
 _SIGNS: tuple[tuple[str, Callable[[Path], Subject]], ...] = (
     ("identity.json", StoreSubject),
-    ("ledger.sqlite", RunSubject),
+    (LEDGER, RunSubject),
     ("manifest.json", BundleSubject),
     ("mosquitto.conf", broker_at),
     ("broker/mosquitto.conf", broker_at),

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from protofleet.coordinator.status import counted_updates
+from protofleet.coordinator.ledger.queries import counted_updates, opened_ledger
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
@@ -83,10 +83,11 @@ def _training(run_dir: Path) -> dict[int, ClientCosts]:
     Devices that tell nothing are left out.
     """
     told: dict[int, list[float]] = {}
-    for number, record in counted_updates(run_dir):
-        spent = record.costs.cpu_s
-        if "train" in spent:
-            told.setdefault(number, []).append(spent["train"] + spent.get("encode", 0.0))
+    with opened_ledger(run_dir) as db:
+        for number, record in counted_updates(db):
+            spent = record.costs.cpu_s
+            if "train" in spent:
+                told.setdefault(number, []).append(spent["train"] + spent.get("encode", 0.0))
     return {number: ClientCosts(train_s=round(fmean(each), 6)) for number, each in told.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from protofleet.coordinator.status import read_identity
+from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.federation.records import Metrics, RunRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS

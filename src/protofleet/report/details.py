@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.coordinator.results import refresh
-from protofleet.coordinator.status import read_identity
 from protofleet.errors import InputError, MissingDataError
 from protofleet.federation.records import (
     DeviceDetails,

@@ -6,18 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from protofleet.coordinator.status import opened_ledger
-from protofleet.federation.records import UpdateRecord
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.queries import committed_updates, opened_ledger
 from protofleet.hub.dashboard.reading import own_score
 from protofleet.tensors import TaskName
-
-_record = msgspec.json.Decoder(UpdateRecord).decode
-_UPDATES = (
-    "SELECT device_id, counted_in, members.record FROM members"
-    " JOIN rounds ON rounds.round_id = counted_in"
-    " WHERE phase = 'committed' AND members.record IS NOT NULL"
-    " ORDER BY device_id, counted_in"
-)
 
 
 class RoundScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +30,11 @@ def device_scores(run_dir: Path, task: TaskName) -> dict[str, tuple[RoundScore, 
         InputError: the ledger is damaged.
     """
     found: dict[str, list[RoundScore]] = {}
-    if not (run_dir / "ledger.sqlite").is_file():
+    if not (run_dir / LEDGER).is_file():
         return {}
     with opened_ledger(run_dir) as db:
-        for device_id, round_id, text in db.execute(_UPDATES):
-            score = own_score(task, _record(text).evaluation)
+        for device_id, round_id, record in committed_updates(db):
+            score = own_score(task, record.evaluation)
             if score is not None:
                 found.setdefault(device_id, []).append(RoundScore(round_id=round_id, score=score))
     return {name: tuple(scores) for name, scores in found.items()}

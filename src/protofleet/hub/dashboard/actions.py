@@ -13,14 +13,14 @@ from pathlib import Path
 
 import segno
 
-from protofleet.coordinator.control import Orders, Wish
 from protofleet.coordinator.invitations import Standing, find_meeting, own_broker, standings
 from protofleet.coordinator.invitations import invite as make_invitation
 from protofleet.coordinator.invitations import revoke as end_grant
+from protofleet.coordinator.ledger.control import Orders, Wish
+from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import publish as begin_rollout
 from protofleet.coordinator.publish import steer, take_back
-from protofleet.coordinator.rollout_rows import RolloutSettings
 from protofleet.errors import InputError
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.dashboard.watch import WatchedRun

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 
-from protofleet.coordinator.ledger_reading import reading_of
-from protofleet.errors import InputError
-from protofleet.federation.records import RoundBytes, StatisticRows, UpdateRecord
+from protofleet.coordinator.ledger.queries import opened_ledger, phases, round_times, tasks_of
+from protofleet.coordinator.ledger.reading import reading_of
+from protofleet.federation.records import RoundBytes, StatisticRows
 from protofleet.hub.dashboard.reading import own_score
 from protofleet.tensors import TaskName
 from protofleet.units import median
 
-_record = msgspec.json.Decoder(UpdateRecord).decode
 _HISTORY = 500
 
 
@@ -75,30 +71,25 @@ def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
     Raises:
         InputError: the ledger cannot be read.
     """
-    with _opened(folder) as db:
-        rows = db.execute(
-            "SELECT round_id, record, counted_in FROM members WHERE device_id = ?"
-            " ORDER BY round_id DESC LIMIT ?",
-            (device_id, _HISTORY),
-        ).fetchall()
+    with opened_ledger(folder) as db:
+        tasks = tasks_of(db, device_id, _HISTORY)
         ledger = reading_of(db, folder)
         paid = {one.round_id: one for one in ledger.usage.of_device(device_id)}
         about = ledger.about()
     found, confusion = [], None
-    for round_id, text, counted_in in reversed(rows):
+    for round_id, record, counted_in in reversed(tasks):
         traffic = paid.get(round_id) or RoundBytes(round_id=round_id, bytes_up=0, bytes_down=0)
         up, down = traffic.bytes_up, traffic.bytes_down
-        if text is None:
+        if record is None:
             one = DeviceRound(round_id=round_id, delivered=False, bytes_up=up, bytes_down=down)
             found.append(one)
             continue
-        record = _record(text)
         confusion = record.evaluation.own if task == "classification" else None
         found.append(
             DeviceRound(
                 round_id=round_id,
                 delivered=True,
-                counted_in=counted_in,
+                counted_in=counted_in or 0,
                 num_examples=record.num_examples,
                 loss=record.loss,
                 own_loss=record.evaluation.own_loss,
@@ -120,33 +111,9 @@ def read_round(folder: Path, round_id: int) -> RoundTimes | None:
     Raises:
         InputError: the ledger cannot be read.
     """
-    with _opened(folder) as db:
-        row = db.execute(
-            "SELECT opened_s, seconds FROM rounds WHERE round_id = ?", (round_id,)
-        ).fetchone()
-        if row is None:
-            return None
-        members = db.execute(
-            "SELECT device_id, json_extract(record, '$.costs.phases_s') FROM members"
-            " WHERE round_id = ? ORDER BY device_id",
-            (round_id,),
-        ).fetchall()
-    return RoundTimes(
-        round_id=round_id,
-        opened_s=row[0],
-        seconds=row[1],
-        phases_s={
-            device_id: {} if text is None else msgspec.json.decode(text, type=dict[str, float])
-            for device_id, text in members
-        },
-    )
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
-    path = folder / "ledger.sqlite"
-    try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
-            yield db
-    except (sqlite3.Error, msgspec.DecodeError) as error:
-        raise InputError(f"run folder '{folder}': its ledger cannot be read ({error})") from error
+    with opened_ledger(folder) as db:
+        times, told = round_times(db, round_id), phases(db, round_id)
+    if times is None:
+        return None
+    opened_s, seconds = times
+    return RoundTimes(round_id=round_id, opened_s=opened_s, seconds=seconds, phases_s=told)

@@ -5,7 +5,6 @@ The ledger is opened to read; SQLite gives a reader the last commit and keeps no
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import time
@@ -18,14 +17,19 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from protofleet.coordinator.control import Order, is_served, read_order
-from protofleet.coordinator.device_rows import DeviceRows
-from protofleet.coordinator.formats import check_format
-from protofleet.coordinator.ledger_reading import RunAbout, to_calibration, to_early_end
-from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice, RolloutRows
+from protofleet.coordinator.ledger import queries
+from protofleet.coordinator.ledger.control import Order, is_served, read_order
+from protofleet.coordinator.ledger.device_rows import DeviceRows
+from protofleet.coordinator.ledger.reading import (
+    LedgerReading,
+    RunAbout,
+    to_calibration,
+    to_early_end,
+)
+from protofleet.coordinator.ledger.rollout_rows import Rollout, RolloutDevice, RolloutRows
+from protofleet.coordinator.ledger.usage_rows import UsageRows
 from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
-from protofleet.coordinator.usage_rows import UsageRows
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.coding import to_evaluation
@@ -33,9 +37,7 @@ from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.records import (
     EvaluationRecord,
-    PrivacyRecord,
     RoundRecord,
-    Scores,
     StatisticRows,
     UpdateRecord,
 )
@@ -49,7 +51,6 @@ from protofleet.units import median
 from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
 
 _record = msgspec.json.Decoder(UpdateRecord).decode
-_numbers = msgspec.json.Decoder(dict[str, float]).decode
 _DISK_EVERY_S = 10.0
 
 
@@ -67,7 +68,7 @@ class RunReader:
         self._key, self._folder, self._name, self._rounds = key, folder, name, rounds
         self._sightings = SightingsReader(folder)
         self._stream = EventStream(folder)
-        self._ledger = _LedgerReader(folder / "ledger.sqlite")
+        self._ledger = _LedgerReader(folder)
         self._found: RunSnapshot | None = None
         self._seen = ("", False)
         self._disk, self._disk_read_s = (0, 0), float("-inf")
@@ -190,10 +191,9 @@ class _LedgerReader:
         refused: device → rule and reason.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._db: sqlite3.Connection | None = None
-        self._file = self._version = -1
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._ledger = queries.FollowedLedger(run_dir, self._forget)
         self._forget()
 
     def _forget(self) -> None:
@@ -231,41 +231,14 @@ class _LedgerReader:
             InputError: another version has written it.
             sqlite3.Error: it cannot be read.
         """
-        db = self._opened()
-        if db is None:
-            return False
-        version = db.execute("PRAGMA data_version").fetchone()[0]
-        if version == self._version:
-            return False
-        db.execute("BEGIN")  # one state of the ledger, however many queries
-        try:
+        with self._ledger.news() as db:
+            if db is None:
+                return False
             self._read_all(db)
-        finally:
-            db.execute("ROLLBACK")
-        self._version = version
         return True
 
-    def _opened(self) -> sqlite3.Connection | None:
-        try:
-            file = os.stat(self._path).st_ino  # noqa: PTH116 - one call, every second
-        except FileNotFoundError:
-            return self._db
-        if file != self._file:  # new, or restored from a backup
-            if self._db is not None:
-                self._db.close()
-            self._forget()
-            self._db = sqlite3.connect(
-                f"file:{self._path}?mode=ro",
-                uri=True,
-                isolation_level=None,
-                check_same_thread=False,  # one thread at a time
-            )
-            self._file, self._version = file, -1
-        return self._db
-
     def _read_all(self, db: sqlite3.Connection) -> None:
-        self.identity = dict(db.execute("SELECT key, value FROM meta"))
-        check_format(self._path.parent, self.identity)
+        self.identity = queries.checked_identity(db, self._run_dir)
         if "about" in self.identity:
             self.task = msgspec.json.decode(self.identity["about"], type=RunAbout).task
         self.order = read_order(db)
@@ -277,53 +250,22 @@ class _LedgerReader:
         self._read_current(db)
         if before != len(self.committed) or not self.usage:
             self._read_usage(db)
-        refusals = db.execute("SELECT device_id, rule, reason FROM refusals")
-        self.refused = {device_id: (rule, reason) for device_id, rule, reason in refusals}
+        self.refused = queries.refused(db)
         rows = RolloutRows(db)
         self.rollout = rows.latest()
         self.rollout_devices = () if self.rollout is None else tuple(rows.devices(self.rollout.id))
 
     def _read_committed(self, db: sqlite3.Connection) -> None:
         last = self.committed[-1].round_id if self.committed else 0
-        rows = db.execute(
-            "SELECT round_id, final, seconds, scores, update_norms, figures,"
-            " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
-            " (SELECT avg(counted_in - members.round_id) FROM members"
-            " WHERE counted_in = rounds.round_id)"
-            " FROM rounds LEFT JOIN privacy USING (round_id)"
-            " WHERE phase = 'committed' AND round_id > ? ORDER BY round_id",
-            (last,),
-        )
-        for round_id, final, seconds, scores, norms, figures, count, privacy, staleness in rows:
-            self.committed.append(
-                RoundRecord(
-                    round_id=round_id,
-                    final=bool(final),
-                    seconds=seconds,
-                    participants=count,
-                    bytes_up=0,
-                    bytes_down=0,
-                    scores=msgspec.json.decode(scores, type=Scores),
-                    update_norms=_numbers(norms),
-                    figures=_numbers(figures),
-                    privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
-                    staleness=staleness or 0.0,
-                )
-            )
+        self.committed += LedgerReading(db, self._run_dir).committed_since(last)
         if self.committed:
             self.task = self.committed[-1].scores.task
 
     def _read_updates(self, db: sqlite3.Connection) -> None:
-        rows = db.execute(
-            "SELECT admitted, device_id, round_id, record,"
-            " json_extract(record, '$.evaluation.start') FROM members"
-            " WHERE admitted > ? ORDER BY admitted",
-            (self._admitted,),
-        )
         latest: dict[str, tuple[int, str]] = {}
         starts: dict[str, str] = {}
         counts: Counter[str] = Counter()
-        for admitted, device_id, round_id, text, start in rows:
+        for admitted, device_id, round_id, text, start in queries.updates_since(db, self._admitted):
             self._admitted = admitted
             counts[device_id] += 1
             latest[device_id] = (round_id, text)
@@ -364,34 +306,23 @@ class _LedgerReader:
             return known.owner  # as in own_score
 
     def _read_current(self, db: sqlite3.Connection) -> None:
-        row = db.execute(
-            "SELECT round_id, phase, final, size, attempt, opened_s FROM rounds"
-            " ORDER BY round_id DESC LIMIT 1"
-        ).fetchone()
-        if row is None:
+        latest = queries.latest_round(db)
+        if latest is None:
             self.current = None
             return
-        round_id, phase, final, size, attempt, opened_s = row
-        members = db.execute(
-            "SELECT device_id FROM members WHERE round_id = ? ORDER BY device_id", (round_id,)
-        )
-        delivered = db.execute("SELECT device_id FROM members WHERE counted_in = ?", (round_id,))
         self.current = CurrentRound(
-            round_id=round_id,
-            phase=phase,
-            final=bool(final),
-            size=size,
-            attempt=attempt,
-            opened_s=opened_s,
-            cohort=tuple(device_id for (device_id,) in members),
-            delivered=frozenset(device_id for (device_id,) in delivered),
-            late=() if final else self._late(db, round_id + (phase == "committed")),
+            round_id=latest.round_id,
+            phase=latest.phase,
+            final=latest.final,
+            size=latest.size,
+            attempt=latest.attempt,
+            opened_s=latest.opened_s,
+            cohort=tuple(queries.members(db, latest.round_id)),
+            delivered=frozenset(queries.counted(db, latest.round_id)),
+            late=() if latest.final else self._late(db, latest.awaited),
         )
-        invited = db.execute(
-            "SELECT rowid, device_id FROM members WHERE rowid > ?", (self._invited_row,)
-        )
-        for rowid, device_id in invited:
-            self._invited_row = max(rowid, self._invited_row)
+        for row, device_id in queries.invited_since(db, self._invited_row):
+            self._invited_row = max(row, self._invited_row)
             self.invited.add(device_id)
 
     def _late(self, db: sqlite3.Connection, awaited: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from protofleet.coordinator.events import CoordinatorEvent
-from protofleet.coordinator.rollout_rows import Rollout, RolloutDevice
+from protofleet.coordinator.ledger.rollout_rows import Rollout, RolloutDevice
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.outcome import Outcome, OwnerOutcome
 from protofleet.federation.records import RoundRecord

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofleet.coordinator.status import read_identity
+from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.dashboard.reading import RunReader
 from protofleet.hub.dashboard.records import RunSnapshot

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protofleet.coordinator.invitations import Standing
-from protofleet.coordinator.rollout_rows import STAGES, Rollout
+from protofleet.coordinator.ledger.rollout_rows import STAGES, Rollout
 from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from protofleet import __version__
-from protofleet.coordinator.formats import FORMAT
 from protofleet.coordinator.lease import Tenure
-from protofleet.coordinator.ledger_reading import RunAbout
+from protofleet.coordinator.ledger.formats import FORMAT
+from protofleet.coordinator.ledger.reading import RunAbout
 from protofleet.errors import InputError
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.early_stopping import EarlyEnd

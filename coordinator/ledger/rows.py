@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
-from protofleet.coordinator.usage_rows import SCHEMA as USAGE
+from protofleet.coordinator.ledger.rollout_rows import SCHEMA as ROLLOUTS
+from protofleet.coordinator.ledger.usage_rows import SCHEMA as USAGE
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import Update

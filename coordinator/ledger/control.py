@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protofleet.coordinator.database import damaged, open_database
-from protofleet.coordinator.formats import check_ledger
-from protofleet.coordinator.ledger_rows import SCHEMA
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.formats import check_ledger
+from protofleet.coordinator.ledger.rows import SCHEMA
 from protofleet.errors import InputError, UnavailableError
 
 ANSWER_S = 10.0
@@ -128,7 +129,7 @@ def read_order(db: sqlite3.Connection) -> Order:
 
 def extended_rounds(run_dir: Path) -> int:
     """To how many rounds the run in a folder was extended; 0: it was not, or there is none."""
-    path = run_dir / "ledger.sqlite"
+    path = run_dir / LEDGER
     if not path.is_file():
         return 0
     try:
@@ -162,7 +163,7 @@ class Orders:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        path = run_dir / "ledger.sqlite"
+        path = run_dir / LEDGER
         if not path.is_file():
             raise not_started(run_dir)
         self._db = open_database(path, SCHEMA, partial(check_ledger, run_dir))

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from protofleet.coordinator.ledger_rows import IDLE, NO_TRAFFIC, Accepted, Traffic
-from protofleet.coordinator.usage_rows import UsageRows
+from protofleet.coordinator.ledger.rows import IDLE, NO_TRAFFIC, Accepted, Traffic
+from protofleet.coordinator.ledger.usage_rows import UsageRows
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.early_stopping import EarlyEnd
 from protofleet.federation.records import (
@@ -106,6 +106,12 @@ class LedgerReading:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         rows = self._db.execute(f"{_ROUNDS} ORDER BY round_id")
         return tuple(_round(row, traffic.get(row[0], (0, 0))) for row in rows)
+
+    def committed_since(self, round_id: int) -> Iterator[RoundRecord]:
+        """Those behind one, in order, without bytes; of a root, whose members are cells."""
+        rows = self._db.execute(f"{_ROUNDS} AND round_id > ? ORDER BY round_id", (round_id,))
+        for row in rows:
+            yield _round(row, (0, 0))
 
     def early_end(self) -> EarlyEnd | None:
         """Where the run ended before its last round, also if it has gone on since."""

@@ -1,6 +1,6 @@
 """Formats of a run's ledger: one that an earlier version has written is brought up at opening.
 
-A version that changes what ``ledger_rows.SCHEMA`` says of a table that is there raises ``FORMAT``
+A version that changes what ``rows.SCHEMA`` says of a table that is there raises ``FORMAT``
 and adds a step from the format before; what devices tell of their use has columns that come by
 themselves (``usage_rows``). ``tests/coordinator/folders`` has a run folder of each.
 """
@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from protofleet import __version__
-from protofleet.coordinator.usage_rows import add_columns
+from protofleet.coordinator.ledger.usage_rows import add_columns
 from protofleet.durable import sync_folder
 from protofleet.errors import InputError
 from protofleet.private_files import make_private_file

@@ -15,12 +15,14 @@ from typing import Self
 
 import msgspec
 
-from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
-from protofleet.coordinator.device_rows import DeviceRows, to_counts
-from protofleet.coordinator.formats import bring_up, forget_former
-from protofleet.coordinator.ledger_reading import LedgerReading
-from protofleet.coordinator.ledger_rows import (
+from protofleet.coordinator.ledger import LEDGER
+from protofleet.coordinator.ledger.control import Control, Wish
+from protofleet.coordinator.ledger.device_rows import DeviceRows, to_counts
+from protofleet.coordinator.ledger.formats import bring_up, forget_former
+from protofleet.coordinator.ledger.reading import LedgerReading
+from protofleet.coordinator.ledger.rollout_rows import RolloutRows
+from protofleet.coordinator.ledger.rows import (
     NO_NORMS,
     SCHEMA,
     THINNED,
@@ -28,9 +30,8 @@ from protofleet.coordinator.ledger_rows import (
     ArrivedUpdate,
     SpooledUpdates,
 )
+from protofleet.coordinator.ledger.run_rows import RunRows
 from protofleet.coordinator.noise_seeds import NoiseSeeds
-from protofleet.coordinator.rollout_rows import RolloutRows
-from protofleet.coordinator.run_rows import RunRows
 from protofleet.durable import Remover, lock, move_all, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.federation.records import (
@@ -81,7 +82,7 @@ class Ledger(LedgerReading):
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._remover = Remover(removed)
-        super().__init__(_connect(folder / "ledger.sqlite"), folder)
+        super().__init__(_connect(folder / LEDGER), folder)
         self.devices = DeviceRows(self._db)
         self.rollouts = RolloutRows(self._db)
         self.run = RunRows(self._db, folder, self._lock.fileno(), identity)
