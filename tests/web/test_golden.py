@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from web import golden_intake, golden_optimisers, golden_random, golden_tasks
+from web import golden_intake, golden_optimisers, golden_random, golden_shared, golden_tasks
 
 _GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden"
 
@@ -15,6 +15,7 @@ _GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden
     [
         ("intake", golden_intake.cases),
         ("random", golden_random.numbers),
+        ("shared", golden_shared.facts),
         ("optimisers", golden_optimisers.hashes),
         ("tasks", golden_tasks.cases),
     ],

@@ -36,10 +36,10 @@ export const STRATEGIES: ReadonlyMap<string, Factory> = new Map([
 ]);
 
 /** Strategies that look at classes, and so know no other task. */
-const OF_CLASSES: ReadonlySet<string> = new Set(["fedhp", "fedproto", "moon", "protohar"]);
+export const OF_CLASSES: ReadonlySet<string> = new Set(["fedhp", "fedproto", "moon", "protohar"]);
 
 /** Strategies of which a client may do a part of its training, as `partial_work` of the Python ones says. */
-const PARTIAL_WORK: ReadonlySet<string> = new Set([
+export const PARTIAL_WORK: ReadonlySet<string> = new Set([
   "ditto", "fedala", "fedali", "fedavg", "fedavg_c", "fedper", "fedprox", "moon", "scaffold",
 ]);
 

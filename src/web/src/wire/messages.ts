@@ -149,7 +149,7 @@ const HEARTBEAT = schema("heartbeat", {
   peak_rss_bytes: BYTES,
 });
 
-const SCHEMAS = {
+export const SCHEMAS = {
   presence: PRESENCE,
   announcement: ANNOUNCEMENT,
   manifest: TRANSFER_OFFER,
