@@ -23,7 +23,7 @@ from protofleet.coordinator.service import Service
 from protofleet.durable import sync_folder
 from protofleet.federation import schedule
 from protofleet.federation.cells import (
-    Order,
+    CellOrder,
     ReportedUpdate,
     ReportHeader,
     sum_updates,
@@ -125,9 +125,9 @@ class CellRounds(Rounds):
         if found is not None and found[1].round_id == round_id + 1:
             self._end_with(*found)
         elif self._root.finished_in >= round_id:
-            self._end_with(self.server_state, Order(round_id=round_id + 1))
+            self._end_with(self.server_state, CellOrder(round_id=round_id + 1))
 
-    def _end_with(self, state: ServerState, order: Order) -> None:
+    def _end_with(self, state: ServerState, order: CellOrder) -> None:
         round_id = self.state.round_id
         self._commit(
             Aggregated(state=replace(state, round_id=round_id, figures={})),

@@ -67,7 +67,7 @@ class Tenure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class LeaseClaim:
     """Who wants a lease.
 
     Attributes:
@@ -102,7 +102,7 @@ class Lease:
 
     def __init__(
         self,
-        claim: Claim,
+        claim: LeaseClaim,
         tenure: Tenure,
         publish: Callable[[LeaseRecord], bool],
         sink: events.Sink,
@@ -184,7 +184,7 @@ class Lease:
         return True
 
     def _begin(self, now: float) -> None:
-        """Claim: before the first lease, after a reconnect, and when renewals are lost."""
+        """LeaseClaim: before the first lease, after a reconnect, and when renewals are lost."""
         self.held = self._echoed = False
         self._other = None
         self._silent_since, self._nonce = now, secrets.token_hex(16)

@@ -17,7 +17,7 @@ from protofleet.coordinator.service import Service
 from protofleet.durable import replace_whole
 from protofleet.errors import RefusedError
 from protofleet.federation.cells import (
-    Order,
+    CellOrder,
     cell_federation,
     cell_name,
     cell_of,
@@ -38,7 +38,7 @@ class _Orders(Payloads):
     def payload_for(self, round_id: int, device_id: str) -> PayloadFile:
         """The order of a round."""
         if device_id not in self._sent or self._sent[device_id].round_id != round_id:
-            order = Order(round_id=round_id, update_norms=self._ledger.last_norms())
+            order = CellOrder(round_id=round_id, update_norms=self._ledger.last_norms())
             path = self._folder / f"{order.round_id:06d}.order"
             if not path.exists():
                 replace_whole(path, encode_order(self._state_of(round_id), order))

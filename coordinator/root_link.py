@@ -19,7 +19,7 @@ from pathlib import Path
 from protofleet.coordinator.reporter import LogThrottle
 from protofleet.durable import move_whole, replace_whole
 from protofleet.errors import ProtofleetError, RefusedError, UnavailableError
-from protofleet.federation.cells import Order, decode_order
+from protofleet.federation.cells import CellOrder, decode_order
 from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.strategies.types import ServerState
 from protofleet.wire.broker_access import BrokerAccess
@@ -130,7 +130,7 @@ class RootLink:
                 raise UnavailableError(self._failure)
         return news
 
-    def order(self) -> tuple[ServerState, Order] | None:
+    def order(self) -> tuple[ServerState, CellOrder] | None:
         """The latest order that is in the folder; None: there is none."""
         found = self._orders()
         return decode_order(found[-1][1].read_bytes()) if found else None

@@ -22,7 +22,7 @@ from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.event_log import EventLog
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.expiry import Expiry
-from protofleet.coordinator.lease import Claim, Lease, kept
+from protofleet.coordinator.lease import Lease, LeaseClaim, kept
 from protofleet.coordinator.ledger.control import extended_rounds, is_served
 from protofleet.coordinator.ledger.ledger import LOCK_S, Ledger
 from protofleet.coordinator.ledger.queries import damaged
@@ -197,7 +197,7 @@ def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
             stack.enter_context(answering(config.keys, config.federation, config.broker))
         largest = _LARGEST_REPORT if part.is_root else server.expected.max_bytes
         endpoint = _make_endpoint(config, ledger, protection, largest)
-        claim = Claim(
+        claim = LeaseClaim(
             federation=config.federation,
             boot_id=secrets.token_hex(8),
             lease_s=config.liveness.lease_s,

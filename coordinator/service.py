@@ -15,9 +15,9 @@ from typing import assert_never
 
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
+from protofleet.coordinator.arrivals import Arrivals
 from protofleet.coordinator.attendance import Attendance
 from protofleet.coordinator.expiry import Expiry
-from protofleet.coordinator.intake import Intake
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
@@ -96,7 +96,7 @@ class Service:
         self._revocations = None if members is None else Revocations(members)
         self._lease, self._expiry = lease, expiry
         self._ended = False
-        self._intake = Intake()
+        self._arrivals = Arrivals()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
         usage = ReportedUsage(ledger)
@@ -196,9 +196,9 @@ class Service:
 
     def _take_part(self) -> None:
         """Take what comes next; accept what has come, if that is due."""
-        event = self._endpoint.poll(min(_POLL_S, self._intake.wait_s(time.monotonic())))
+        event = self._endpoint.poll(min(_POLL_S, self._arrivals.wait_s(time.monotonic())))
         self._handle(event)
-        if self._intake.is_due(time.monotonic(), self._rounds.state, idle=event is None):
+        if self._arrivals.is_due(time.monotonic(), self._rounds.state, idle=event is None):
             self._store_arrived()
 
     def _tell_start(self) -> None:
@@ -381,7 +381,7 @@ class Service:
     def _on_received(self, event: Received) -> None:
         device_id, offer = event.device_id, event.offer
         self._attendance.on_sign(device_id)
-        if self._intake.holds(device_id):
+        if self._arrivals.holds(device_id):
             self._store_arrived()  # of two updates of a device the first counts
         refused = self._refusal(device_id, offer)
         if refused is not None:
@@ -394,11 +394,11 @@ class Service:
             self._rollouts.round_failed(device_id, error.rule, str(error))
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
-        self._intake.add(event, arrival, time.monotonic())
+        self._arrivals.add(event, arrival, time.monotonic())
 
     def _store_arrived(self) -> None:
         """Accept what was admitted: into the ledger, then the receipts, then the schedule."""
-        arrived, rounds = self._intake.take(), self._rounds
+        arrived, rounds = self._arrivals.take(), self._rounds
         if not arrived:
             return
         self._ledger.accept(*(arrival for _, arrival in arrived))

@@ -10,7 +10,13 @@ import msgspec
 
 from protofleet.coordinator.expiry import Expiration, expirations
 from protofleet.coordinator.ledger import LEDGER, queries
-from protofleet.coordinator.ledger.control import Order, Wish, is_served, not_started, read_order
+from protofleet.coordinator.ledger.control import (
+    OperatorOrder,
+    Wish,
+    is_served,
+    not_started,
+    read_order,
+)
 from protofleet.coordinator.ledger.device_rows import DeviceRows
 from protofleet.coordinator.ledger.queries import (
     LatestRound,
@@ -134,7 +140,7 @@ class _Found:
     late: dict[str, int]
     refused: tuple[Refusal, ...]
     held: tuple[Hold, ...]
-    order: Order
+    order: OperatorOrder
     early_end: EarlyEnd | None
     calibration: CalibrationProgress | None
 

@@ -21,10 +21,10 @@ from protofleet.edge.checks import AnnouncedRun, round_is_over
 from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound, Report
 from protofleet.edge.decide import Decision, DevicePhase, decide
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.participation import Participation
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
@@ -55,7 +55,7 @@ class Agent:
 
     Args:
         device: the wire's device end, not yet started.
-        membership: of the store in the federation; committed when that is known to run the bundle.
+        move: of the store in the federation; committed when that is known to run the bundle.
         learner: trains, scores and measures.
         report: told what happens, in the agent's thread.
         who: what the device says about itself; the link's will says the same.
@@ -71,10 +71,10 @@ class Agent:
     def __init__(  # noqa: PLR0913 - its parts, and two options by name
         self,
         device: DeviceEndpoint,
-        membership: Membership,
+        move: BundleMove,
         learner: Learner,
         report: Report,
-        who: Identity,
+        who: DeviceInfo,
         *,
         stays: bool = False,
         participation: Participation | None = None,
@@ -83,8 +83,8 @@ class Agent:
     ) -> None:
         self._endpoint = device
         self._participation = participation or Participation()
-        self._membership = membership
-        self._store = membership.store
+        self._move = move
+        self._store = move.store
         self._report = report
         self._who, self._stays = who, stays
         registration = Registration(learner, who.sends)
@@ -96,7 +96,7 @@ class Agent:
         self._calibrating = CalibrationClient(learner, self._training, who, report)
         self._presence.calibration = self._calibrating.answer
         self._upgrades = upgrades or Upgrades(
-            device, membership.store, learner.manifest, present=who.binding.bundle
+            device, move.store, learner.manifest, present=who.binding.bundle
         )
         self._stopped = self._joined = self.switched = False
         self._storage = StorageWait(
@@ -173,7 +173,7 @@ class Agent:
 
     def _resume(self) -> None:
         """Continue where the store says that the process before this one stood."""
-        if not self._membership.committed:
+        if not self._move.committed:
             return
         self._remember_transfers()
         self._round.resume()
@@ -313,9 +313,9 @@ class Agent:
 
     def _commit_membership(self) -> None:
         """The federation runs this device's bundle: from here on the store belongs to both."""
-        if self._membership.committed:
+        if self._move.committed:
             return
-        move = self._membership.commit()
+        move = self._move.commit()
         self._remember_transfers()
         if move is not None:
             self._report("moved", {"bundle": self._who.binding.bundle, **move.by_fate()})

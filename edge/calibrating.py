@@ -11,7 +11,7 @@ import math
 from itertools import pairwise
 
 from protofleet.edge.current_round import Report
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.training import Learner
 from protofleet.edge.training_thread import TrainingThread
 from protofleet.errors import ProtofleetError, RefusedError
@@ -36,7 +36,7 @@ class CalibrationClient:
     """
 
     def __init__(
-        self, learner: Learner, training: TrainingThread, who: Identity, report: Report
+        self, learner: Learner, training: TrainingThread, who: DeviceInfo, report: Report
     ) -> None:
         self._learner, self._training, self._who, self._report = learner, training, who, report
         self._order: CalibrationOrder | None = None

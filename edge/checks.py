@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner
 from protofleet.errors import InputError, ProvisionError, RefusedError
@@ -26,7 +26,7 @@ class AnnouncedRun:
         learner: builds strategies.
     """
 
-    def __init__(self, who: Identity, store: Store, learner: Learner) -> None:
+    def __init__(self, who: DeviceInfo, store: Store, learner: Learner) -> None:
         self._who, self._store, self._learner = who, store, learner
         self._announced: Announcement | None = None
         self._latest: Announcement | None = None

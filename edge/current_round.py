@@ -18,7 +18,7 @@ import msgspec
 
 from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.journal import Pending, PersonalState
 from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.participation import Participation
@@ -84,7 +84,7 @@ class CurrentRound:
         learner: Learner,
         training: TrainingThread,
         run: AnnouncedRun,
-        who: Identity,
+        who: DeviceInfo,
         participation: Participation,
         presence: PresencePublisher,
         refusals: Refusals,

@@ -17,11 +17,11 @@ from protofleet.durable import write_whole
 from protofleet.edge.agent import Agent
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.current_round import Report, in_use_figures
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.journal import Binding
 from protofleet.edge.log_tail import log_tail
 from protofleet.edge.meter import Meter
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.participation import watch_policy
 from protofleet.edge.personalise import head_first
 from protofleet.edge.rehearsal import rehearse
@@ -142,8 +142,8 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
-        membership = Membership(store, binding, bundle, keep_bundle=options.keep_bundle)
-        _tell_store(store, membership, binding)
+        move = BundleMove(store, binding, bundle, keep_bundle=options.keep_bundle)
+        _tell_store(store, move, binding)
         _check_opening(options, store, path, bundle)
         learner = open_learner(
             bundle,
@@ -154,7 +154,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         )
         if options.keep_bundle:
             _head_first(store, bundle, learner, data, report)
-        who = Identity(
+        who = DeviceInfo(
             device_id=store.device_id,
             boot_id=secrets.token_hex(8),
             binding=binding,
@@ -167,7 +167,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         participation = watch_policy(store, options.policy, options.conditions)
         yield Agent(
             endpoint,
-            membership,
+            move,
             learner,
             report,
             who,
@@ -201,9 +201,9 @@ def _present_bundle(
     return path, bundle
 
 
-def _tell_store(store: Store, membership: Membership, binding: Binding) -> None:
+def _tell_store(store: Store, move: BundleMove, binding: Binding) -> None:
     _log.info("device '%s', its store: %s", store.device_id, store.folder)
-    if (bound := store.journal.binding) and not membership.committed:
+    if (bound := store.journal.binding) and not move.committed:
         _log.info(
             "it has bundle %s, and moves to %s when the federation runs that",
             bound.bundle[:16],
@@ -310,7 +310,7 @@ def _protection(store: Store) -> Plain:
     return DeviceProtection(credentials)
 
 
-def _endpoint(options: JoinOptions, place: _Place, store: Store, who: Identity) -> DeviceEndpoint:
+def _endpoint(options: JoinOptions, place: _Place, store: Store, who: DeviceInfo) -> DeviceEndpoint:
     return DeviceEndpoint.create(
         place.broker,
         place.federation,

@@ -86,7 +86,7 @@ class Move:
         return f"tensors: {', '.join(found) or 'none is kept'}"
 
 
-class Membership:
+class BundleMove:
     """A store's way to a federation and a bundle: planned when it is made, then committed once.
 
     In between nothing in the store has changed, so that a device can learn first whether the

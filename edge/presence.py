@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
-from protofleet.edge.identity import DataSummary, Identity
+from protofleet.edge.device_info import DataSummary, DeviceInfo
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.federation.records import Sends
@@ -124,7 +124,7 @@ class PresencePublisher:
     def __init__(
         self,
         endpoint: DeviceEndpoint,
-        who: Identity,
+        who: DeviceInfo,
         registration: Registration,
         tail: LogTail | None = None,
     ) -> None:

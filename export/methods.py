@@ -82,7 +82,7 @@ def choose_methods(
         strategy=named[0].name,
         objectives=tuple(dict.fromkeys((*needed, *spec.objectives))),
         head=wishes.head,
-        layers=any(one.layers for one in fitting),
+        layers=any(one.reads_layers for one in fitting),
     )
     return Methods(spec=chosen, notes=ready.notes, left_out=left_out)
 

@@ -62,7 +62,7 @@ _BALLAST = "ballast"
 _BLOCK = bytes(1 << 16)
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked of the server.
 
     Attributes:
@@ -88,7 +88,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 class Server:
     """Does what orders ask for; each method returns what is answered."""
 
-    def start(self, order: Order) -> dict[str, Any]:
+    def start(self, order: ProcessOrder) -> dict[str, Any]:
         """Fork a command; its process id."""
         parent = os.getpid()
         pid = os.fork()
@@ -102,7 +102,7 @@ class Server:
             sys.stderr.flush()
             os._exit(status)
 
-    def ended(self, _order: Order) -> dict[str, Any]:
+    def ended(self, _order: ProcessOrder) -> dict[str, Any]:
         """Processes that have ended since this was asked last, and their exit status."""
         found: dict[int, int] = {}
         while True:
@@ -115,14 +115,14 @@ class Server:
             found[pid] = os.waitstatus_to_exitcode(status)
         return {"ended": list(found.items())}
 
-    def make_disk(self, order: Order) -> dict[str, Any]:
+    def make_disk(self, order: ProcessOrder) -> dict[str, Any]:
         """A disk of its own, of ``size`` bytes, on the folder ``path``."""
         Path(order.path).mkdir(parents=True, exist_ok=True)
         size = f"size={order.size},mode=700"
         _command("mount", "-t", "tmpfs", "-o", size, "protofleet", order.path)
         return {}
 
-    def fill(self, order: Order) -> dict[str, Any]:
+    def fill(self, order: ProcessOrder) -> dict[str, Any]:
         """Fill the disk to its last byte: every write fails with ENOSPC."""
         try:
             with (Path(order.path) / _BALLAST).open("ab", buffering=0) as ballast:
@@ -132,12 +132,12 @@ class Server:
             return {}
         return {}
 
-    def free(self, order: Order) -> dict[str, Any]:
+    def free(self, order: ProcessOrder) -> dict[str, Any]:
         """Give the space back."""
         (Path(order.path) / _BALLAST).unlink(missing_ok=True)
         return {}
 
-    def make_read_only(self, order: Order) -> dict[str, Any]:
+    def make_read_only(self, order: ProcessOrder) -> dict[str, Any]:
         """Every file that is opened from now on finds a read-only file system (EROFS)."""
         aside = f"{order.path}.read-only"  # there, because nobody can open a file in between
         Path(aside).mkdir(exist_ok=True)
@@ -146,12 +146,12 @@ class Server:
         _command("mount", "--move", aside, order.path)
         return {}
 
-    def make_writable(self, order: Order) -> dict[str, Any]:
+    def make_writable(self, order: ProcessOrder) -> dict[str, Any]:
         """Undo it."""
         _command("umount", "-l", order.path)
         return {}
 
-    def copy(self, order: Order) -> dict[str, Any]:
+    def copy(self, order: ProcessOrder) -> dict[str, Any]:
         """Copy a folder to where those outside the namespace see it."""
         shutil.copytree(
             order.path, order.to, ignore=shutil.ignore_patterns(_BALLAST), dirs_exist_ok=True
@@ -166,7 +166,7 @@ def _command(name: str, *arguments: str) -> None:
     subprocess.run([found, *arguments], check=True)
 
 
-def _run(order: Order, parent: int) -> int:
+def _run(order: ProcessOrder, parent: int) -> int:
     """In the new process: the command line, with its files and its clock."""
     for caught in (signal.SIGINT, signal.SIGTERM):
         signal.signal(caught, signal.SIG_DFL)
@@ -226,7 +226,7 @@ def _prepare() -> None:
 def _serve() -> None:
     _prepare()
     server = Server()
-    decode = msgspec.json.Decoder(Order).decode
+    decode = msgspec.json.Decoder(ProcessOrder).decode
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     answers.write(b'{"ready":true}\n')
     for line in sys.stdin.buffer:

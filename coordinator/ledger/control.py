@@ -40,7 +40,7 @@ class Wish(Enum):
     """The coordinator has obeyed ``STOP`` or ``END``; its next start runs."""
 
 
-class Order(NamedTuple):
+class OperatorOrder(NamedTuple):
     """The latest order.
 
     Attributes:
@@ -69,7 +69,7 @@ class Control:
         self._db = db
         self._seen = self._version()
 
-    def read(self) -> Order:
+    def read(self) -> OperatorOrder:
         """The latest order."""
         return read_order(self._db)
 
@@ -78,7 +78,7 @@ class Control:
         before, self._seen = self._seen, self._version()
         return self._seen != before
 
-    def take(self, order: Order) -> None:
+    def take(self, order: OperatorOrder) -> None:
         """The coordinator obeys an order from here on."""
         with self._db:
             self._db.execute("UPDATE control SET taken = ?", (order.serial,))
@@ -112,19 +112,19 @@ def not_started(run_dir: Path) -> InputError:
     )
 
 
-def read_order(db: sqlite3.Connection) -> Order:
+def read_order(db: sqlite3.Connection) -> OperatorOrder:
     """The latest order in a ledger.
 
     An extension counts until the final fit has begun: what devices keep has changed with that.
     """
     row = db.execute("SELECT serial, wish, since_s, rounds, taken FROM control").fetchone()
     if row is None:
-        return Order()
+        return OperatorOrder()
     serial, wish, since_s, rounds, taken = row
     fit = db.execute("SELECT round_id FROM rounds WHERE final").fetchone()
     if fit is not None:
         rounds = min(rounds, fit[0] - 1)
-    return Order(serial, Wish(wish), since_s, rounds, taken)
+    return OperatorOrder(serial, Wish(wish), since_s, rounds, taken)
 
 
 def extended_rounds(run_dir: Path) -> int:
@@ -172,7 +172,7 @@ class Orders:
         """Release the ledger."""
         self._db.close()
 
-    def wish(self, wish: Wish) -> Order:
+    def wish(self, wish: Wish) -> OperatorOrder:
         """Say what the run is to do; durable when this returns.
 
         Raises:
@@ -182,7 +182,7 @@ class Orders:
             raise UnavailableError(f"run folder {self._run_dir}: no coordinator is running in it")
         return self._write("wish = ?, since_s = ?", (wish.value, time.time()))
 
-    def extend(self, rounds: int) -> Order:
+    def extend(self, rounds: int) -> OperatorOrder:
         """Let the run have so many rounds; durable when this returns.
 
         Raises:
@@ -196,7 +196,7 @@ class Orders:
             )
         return order
 
-    def await_taken(self, order: Order, timeout_s: float = ANSWER_S) -> bool:
+    def await_taken(self, order: OperatorOrder, timeout_s: float = ANSWER_S) -> bool:
         """Whether a coordinator takes an order in time; False too if none is there."""
         until = time.monotonic() + timeout_s
         while read_order(self._db).taken < order.serial:
@@ -205,7 +205,7 @@ class Orders:
             time.sleep(_POLL_S)
         return True
 
-    def _write(self, change: str, values: tuple[object, ...]) -> Order:
+    def _write(self, change: str, values: tuple[object, ...]) -> OperatorOrder:
         with self._db:
             self._db.execute(
                 "INSERT OR IGNORE INTO control VALUES (1, 0, ?, ?, 0, 0)",

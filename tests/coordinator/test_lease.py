@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.coordinator import events
-from protofleet.coordinator.lease import Claim, Lease, Tenure
+from protofleet.coordinator.lease import Lease, LeaseClaim, Tenure
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.errors import UnavailableError
 from protofleet.wire.events import PeerMessage
@@ -58,7 +58,7 @@ class Process:
     def __init__(self, broker, name, *, epoch=0, former="", **changes):
         self.broker, self.name, self.ended, self.did, self.told = broker, name, None, [], []
         self.noted = []
-        claim = Claim(federation="lab", boot_id=name, lease_s=_LEASE_S, **changes)
+        claim = LeaseClaim(federation="lab", boot_id=name, lease_s=_LEASE_S, **changes)
         tenure = Tenure(epoch=epoch, boot_id=former, note=self.noted.append)
         self.lease = Lease(
             claim,

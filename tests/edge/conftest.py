@@ -23,10 +23,10 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import agent, current_round
 from protofleet.edge.agent import Agent
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.federation.records import Sends
@@ -164,13 +164,13 @@ class Device:
             bundle=self.bundle.digest,
             layout_hash=self.bundle.manifest.layout_hash,
         )
-        membership = Membership(store, binding, self.bundle)
-        who = Identity(
+        move = BundleMove(store, binding, self.bundle)
+        who = DeviceInfo(
             device_id=_NAME, boot_id="1", binding=binding, num_examples=40, sends=self.sends
         )
         self.agent = Agent(
             self.endpoint,
-            membership,
+            move,
             self.learner(kind),
             lambda *report: self.reports.append(report),
             who,

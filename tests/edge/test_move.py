@@ -24,7 +24,7 @@ from protofleet.bundle.manifest import (
     TensorDecl,
 )
 from protofleet.edge.journal import Binding, bundle_path
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.store import Store, read_personal
 from protofleet.errors import ProvisionError
 from protofleet.strategies.types import ClientState
@@ -91,7 +91,7 @@ def _binding(bundle: Bundle, federation: str = "fed") -> Binding:
 
 
 def _bind(store: Store, bundle: Bundle, federation: str = "fed") -> Any:
-    return Membership(store, _binding(bundle, federation), bundle).commit()
+    return BundleMove(store, _binding(bundle, federation), bundle).commit()
 
 
 def _state(bundle: Bundle, round_id: int, **more: Any) -> ClientState:
@@ -282,7 +282,7 @@ def test_another_federation_is_refused(store, old):
 
 def test_a_store_without_a_copy_of_its_bundle_cannot_move(tmp_path, old):
     with Store.open(tmp_path / "store") as store:
-        Membership(store, _binding(old), old, keep_bundle=False).commit()
+        BundleMove(store, _binding(old), old, keep_bundle=False).commit()
         _deliver(store, old, 1)
         with pytest.raises(ProvisionError, match="no copy of its bundle"):
             _bind(store, _Model(value=1.0).bundle(tmp_path))

@@ -160,7 +160,7 @@ def test_a_sum_of_other_numbers_is_refused(tiny, tmp_path):
 
 def test_an_order_has_the_state_to_the_bit(tiny):
     state = tiny.plan.server_init()
-    order = cells.Order(round_id=1, update_norms={"params": 2.5})
+    order = cells.CellOrder(round_id=1, update_norms={"params": 2.5})
     found, told = cells.decode_order(cells.encode_order(state, order))
     assert (told, found.round_id) == (order, 0)
     for name, value in state.tensors.items():

@@ -20,7 +20,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_public_key
 from protofleet.coordinator.members import Members
 from protofleet.edge.journal import Binding
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.store import Store
 from protofleet.strategies.types import ClientState
 from protofleet.wire.identity import public_bytes
@@ -113,7 +113,7 @@ def _write_store(folder: Path) -> None:
     store = Store.open(folder / "mine", device_id="pi-1")
     layout = bundle.manifest.layout_hash
     binding = Binding(federation="my-study", bundle=bundle.digest, layout_hash=layout)
-    Membership(store, binding, bundle).commit()
+    BundleMove(store, binding, bundle).commit()
     store.bind_strategy("fedper", {})
     tensors = {f"params/{name}": value for name, value in bundle.model().params.items()}
     state = ClientState(round_id=12, tensors=tensors)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from protofleet.coordinator.intake import GATHER_S
+from protofleet.coordinator.arrivals import GATHER_S
 from protofleet.errors import RefusedError
 from protofleet.wire.carousel import shared_version
 from protofleet.wire.chunks import MAX_DATA_BYTES

@@ -11,7 +11,7 @@ from trained_round import trained_round
 
 from protofleet.bundle import Bundle
 from protofleet.edge.journal import Binding
-from protofleet.edge.move import Membership
+from protofleet.edge.move import BundleMove
 from protofleet.edge.store import Store
 from protofleet.federation.gate import GateEvidence
 from protofleet.strategies.types import ClientState
@@ -22,7 +22,7 @@ def opened_store(folder: Path, bundle: Bundle, *, scale: float = 3.0) -> Store:
     store = Store.open(folder, device_id=folder.name)
     layout = bundle.manifest.layout_hash
     binding = Binding(federation=FEDERATION, bundle=bundle.digest, layout_hash=layout)
-    Membership(store, binding, bundle).commit()
+    BundleMove(store, binding, bundle).commit()
     store.bind_strategy("fedavg", {})
     deliver_personal(store, 2, scale=scale)
     return store

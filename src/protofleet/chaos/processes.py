@@ -18,7 +18,7 @@ import msgspec
 
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim import die_with_parent
-from protofleet.firmware_sim.process_server import Order
+from protofleet.firmware_sim.process_server import ProcessOrder
 from protofleet.threads import thread_variables
 
 _MODULE = "protofleet.firmware_sim.process_server"
@@ -62,7 +62,7 @@ class ProcessServer:
 
     def ask(self, do: str, **order: Any) -> dict[str, Any]:
         """What it answers; UnavailableError: it could not do it."""
-        line = msgspec.json.encode(Order(do=do, **order)) + b"\n"
+        line = msgspec.json.encode(ProcessOrder(do=do, **order)) + b"\n"
         with self._lock:
             if self._popen.stdin is None:
                 raise UnavailableError("process server: it has no input")

@@ -422,7 +422,7 @@ def _layout(strategy: Strategy) -> Layout:
     return Layout.of(shapes)
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class CellOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the root says of a round beside the server's state.
 
     Attributes:
@@ -434,12 +434,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     update_norms: dict[str, float] = {}
 
 
-def encode_order(state: ServerState, order: Order) -> bytes:
+def encode_order(state: ServerState, order: CellOrder) -> bytes:
     """The blob that a cell is sent."""
     return blobs.encode(state.tensors, {_ORDER: msgspec.json.encode(order).decode()})
 
 
-def decode_order(data: bytes) -> tuple[ServerState, Order]:
+def decode_order(data: bytes) -> tuple[ServerState, CellOrder]:
     """The server's state before the round that is to be opened, and what the root says of it.
 
     Raises:
@@ -447,7 +447,7 @@ def decode_order(data: bytes) -> tuple[ServerState, Order]:
     """
     with suppress(msgspec.DecodeError):
         tensors, metadata = blobs.decode(data, max_bytes=_MOST_STATE)
-        order = msgspec.json.decode(metadata.get(_ORDER, ""), type=Order)
+        order = msgspec.json.decode(metadata.get(_ORDER, ""), type=CellOrder)
         return ServerState(round_id=order.round_id - 1, tensors=tensors), order
     raise RefusedError("order", "order: expected a server's state with an order, got another blob")
 

@@ -33,7 +33,7 @@ def build_for(manifest: Manifest, model: Model, name: str, settings: Mapping[str
         command = _command(manifest, name, error.flags)
         raise InputError(f"{error}; export it anew, other options as before: {command}") from error
     if lack := _lack(manifest, strategy.description):
-        headless = strategy.description.features and not manifest.head
+        headless = strategy.description.reads_features and not manifest.head
         command = _command(manifest, name, "--head NAME" if headless else "")
         raise InputError(
             f"strategy '{name}': needs {lack}, bundle '{manifest.name}' has "
@@ -65,7 +65,7 @@ def _lack(manifest: Manifest, description: Description) -> str:
     for objective in objectives_of(description, loss):
         if objective not in trained:
             return f"a training program '{objective}'"
-    if description.features and "features" not in manifest.programs:
+    if description.reads_features and "features" not in manifest.programs:
         return "a program 'features'"
     return ""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, check_map, views
-from protofleet.runtime._program import Intake, LazyProgram
+from protofleet.runtime._program import InputStaging, LazyProgram
 from protofleet.tensors import Network
 
 LAYERS = "layers."
@@ -34,7 +34,7 @@ class InferProgram:
             for keys in ((output,), self.layers)
         }
         self._in_params, self._in_buffers = source.inputs("param"), source.inputs("state")
-        self._intake = Intake(source.where, source.inputs("input"))
+        self._staging = InputStaging(source.where, source.inputs("input"))
         if source.inputs("noise"):
             raise ProvisionError(f"program '{source.where}': expected no noise")
 
@@ -86,8 +86,8 @@ class InferProgram:
     ) -> Mapping[str, NDArray[np.float32]]:
         params, buffers = network.params, network.buffers
         batch = {"x": x}
-        size = self._intake.size(batch)
-        staged = self._intake.stage(batch, size)
+        size = self._staging.size(batch)
+        staged = self._staging.stage(batch, size)
         slots = self._out[keys]
         out = slots.at(size)
 
@@ -99,7 +99,7 @@ class InferProgram:
             params.address,
             buffers.address,
             size,
-            self._intake.generation,
+            self._staging.generation,
             slots.generation,
             int(keys is self.layers),
         )

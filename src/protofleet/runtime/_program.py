@@ -88,7 +88,7 @@ class LazyProgram:
                 )
 
 
-class Intake:
+class InputStaging:
     """Checks a batch and stages it in contiguous memory.
 
     Every array is copied, also one without a batch axis: at most some hundred kilobytes, and a

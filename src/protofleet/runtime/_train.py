@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, check_map, resolve, views
-from protofleet.runtime._program import Intake, LazyProgram
+from protofleet.runtime._program import InputStaging, LazyProgram
 from protofleet.strategies.types import Batch, Step
 from protofleet.tensors import Layout, Network, TensorMap
 
@@ -27,7 +27,7 @@ class TrainProgram:
         self._loss_port = source.only_output("loss")
         self._in_params, self._in_buffers = source.inputs("param"), source.inputs("state")
         self._grads_out, self._buffers_out = source.outputs("grad"), source.outputs("state")
-        self._intake = Intake(source.where, source.inputs("input"))
+        self._staging = InputStaging(source.where, source.inputs("input"))
         self._noise_ports = _checked_noise(source)
         self._noise = Slots(self._noise_ports)
         self._loss = np.zeros(resolve(self._loss_port.shape, 1), np.float32)
@@ -60,13 +60,13 @@ class TrainProgram:
 
     def _step(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
         params, buffers = network.params, network.buffers
-        size, least = self._intake.size(batch), self._source.program.min_batch
+        size, least = self._staging.size(batch), self._source.program.min_batch
         if size < least:
             raise InputError(
                 f"program '{self._source.where}': expected at least {least} examples, got {size}: "
                 "the model normalises over the batch, and one example has no variance"
             )
-        staged = self._intake.stage(batch, size)
+        staged = self._staging.stage(batch, size)
         noise = self._noise.at(size)
         for port in self._noise_ports:
             _draw(noise[port.name], port, rng)
@@ -83,7 +83,7 @@ class TrainProgram:
             buffers.address,
             new_buffers.address,
             size,
-            self._intake.generation,
+            self._staging.generation,
             self._noise.generation,
         )
         self._source.runner.run(key, feed)

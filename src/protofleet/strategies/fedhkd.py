@@ -106,7 +106,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
 )
 
 

@@ -85,7 +85,7 @@ DESCRIPTION = replace(
     ),
     tasks=("classification",),
     final_fit=True,
-    features=True,
+    reads_features=True,
     partial_work=False,
 )
 

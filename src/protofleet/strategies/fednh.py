@@ -102,7 +102,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
     published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
 )
 

@@ -123,7 +123,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
 )
 
 

@@ -80,7 +80,7 @@ DESCRIPTION = Description(
         personal=("personal model", "number of own rounds", "buffers of both models"),
     ),
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
     weighted_mean=True,
 )
 

@@ -105,7 +105,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
 )
 
 

@@ -62,7 +62,7 @@ DESCRIPTION = Description(
         personal=("previous model", "buffers of the model"),
     ),
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
     partial_work=True,
     weighted_mean=True,
 )

@@ -103,7 +103,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
     published={"kind": "sgd", "lr": 0.01, "momentum": 0.9},
 )
 

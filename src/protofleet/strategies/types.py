@@ -382,8 +382,8 @@ class Description:
             after its fit; nothing is aggregated from it.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
-        features: devices ask for features (``ClientTools.features``).
-        layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
+        reads_features: devices ask for features (``ClientTools.features``).
+        reads_layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
         alignment: the model must have alignment layers (ALP).
         partial_work: a client may do a part of its local training (``TrainTools.work``): what it
             sends still means the same, and the server needs to know nothing of it.
@@ -404,8 +404,8 @@ class Description:
     class_counts: bool = False
     final_fit: bool = False
     takes_aggregator: bool = False
-    features: bool = False
-    layers: bool = False
+    reads_features: bool = False
+    reads_layers: bool = False
     alignment: bool = False
     partial_work: bool = False
     weighted_mean: bool = False

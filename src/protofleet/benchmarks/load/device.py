@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from protofleet.edge.checks import check_announcement, check_task
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation.coding import encode_update
@@ -70,7 +70,7 @@ class LightDevice:
         number: int,
         link: WatchedLink,
         endpoint: DeviceEndpoint,
-        who: Identity,
+        who: DeviceInfo,
         *,
         most_bytes: int,
     ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.benchmarks.load.device import NUM_EXAMPLES, LightDevice, device_id
-from protofleet.edge.identity import Identity
+from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.journal import Binding
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.watched_link import Watch, WatchedLink
@@ -114,7 +114,7 @@ class LightFleet:
 
     def _make(self, number: int) -> LightDevice:
         spec, name = self._spec, device_id(number)
-        who = Identity(
+        who = DeviceInfo(
             device_id=name,
             boot_id=f"{number:016x}",
             binding=Binding(

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from protofleet.coordinator.ledger import queries
-from protofleet.coordinator.ledger.control import Order, is_served, read_order
+from protofleet.coordinator.ledger.control import OperatorOrder, is_served, read_order
 from protofleet.coordinator.ledger.device_rows import DeviceRows
 from protofleet.coordinator.ledger.reading import (
     LedgerReading,
@@ -200,7 +200,7 @@ class _LedgerReader:
         self.identity: dict[str, str] = {}
         self.committed: list[RoundRecord] = []
         self.current: CurrentRound | None = None
-        self.order = Order()
+        self.order = OperatorOrder()
         self.early_end: EarlyEnd | None = None
         self.calibration: CalibrationProgress | None = None
         self.updates: dict[str, DeviceView] = {}

@@ -129,7 +129,7 @@ DESCRIPTION = Description(
     ),
     server_programs=(TASK_LOSS,),
     takes_aggregator=True,
-    features=True,
+    reads_features=True,
     published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
 )
 

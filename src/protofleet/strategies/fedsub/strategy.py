@@ -119,7 +119,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
-    layers=True,
+    reads_layers=True,
 )
 
 

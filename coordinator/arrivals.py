@@ -12,7 +12,7 @@ MOST = 64
 """That are made durable together: after so many, more save little."""
 
 
-class Intake:
+class Arrivals:
     """Updates that wait to be accepted; nobody was told yet that they are here."""
 
     def __init__(self) -> None:

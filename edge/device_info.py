@@ -39,7 +39,7 @@ class DataSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class DeviceInfo:
     """One device in one process.
 
     Attributes:
