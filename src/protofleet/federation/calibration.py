@@ -42,7 +42,7 @@ _HELD_OUT = 4
 """Of so many training examples of a class one is held out."""
 _ENOUGH_WORSE = 2
 """After so many rates in a row that do worse than the best one the larger ones are not tried."""
-_ENOUGH = 0.95
+_ENOUGH = 0.9
 """Of what the best rate gains in one round: the smallest rate that brings as much is chosen. Many
 rounds want a smaller rate than one, and it is farther from where a later one diverges."""
 _RUNG = 3.0
