@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from protofleet.coordinator.ledger.queries import (
 )
 from protofleet.coordinator.ledger.reading import to_calibration, to_early_end
 from protofleet.coordinator.operation import operation_of
-from protofleet.errors import InputError
+from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.cells import cell_config
 from protofleet.federation.early_stopping import EarlyEnd
@@ -75,6 +76,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         refused: devices that presented themselves and cannot take part, sorted by id.
         held: devices that may not take part now, sorted by id; as of the coordinator's last second.
         ending: what ends by the calendar within thirty days, or is over, the earliest first.
+        unread: what else there is to tell, and why it cannot be read; empty: nothing.
         cells: of a root, those whose folder is on this machine, by number.
         planned: how many rounds the run was to have; more than ``rounds`` where it ended early.
         early_end: why it did, or rests; empty: it does neither.
@@ -100,6 +102,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Refusal, ...] = ()
     held: tuple[Hold, ...] = ()
     ending: tuple[Expiration, ...] = ()
+    unread: str = ""
     cells: tuple[Status, ...] = ()
     planned: int = 0
     early_end: str = ""
@@ -166,6 +169,7 @@ def read_status(config: FederationConfig) -> Status:
         enough = found.committed >= rounds and not DESCRIPTIONS[found.strategy].final_fit
         phase = "finished" if latest.final or enough else "waiting"
     served = is_served(config.run_dir)
+    ending, unread = _ending(config)
     may_be_late = phase != "finished" and not latest.final
     return Status(
         federation=config.federation,
@@ -189,12 +193,21 @@ def read_status(config: FederationConfig) -> Status:
         ),
         refused=found.refused,
         held=found.held,
-        ending=expirations(config, time.time()),
+        ending=ending,
+        unread=unread,
         cells=_cells(config),
         planned=planned,
         early_end=end.text if end is not None and end.holds(planned, config.stop) else "",
         calibration="" if found.calibration is None else found.calibration.text,
     )
+
+
+def _ending(config: FederationConfig) -> tuple[tuple[Expiration, ...], str]:
+    """What ends by the calendar, or why nobody knows: the rest of a status is no worse for it."""
+    try:
+        return expirations(config, time.time()), ""
+    except (ProtofleetError, OSError, sqlite3.Error) as error:
+        return (), f"what ends by the calendar: {error}"
 
 
 def _read(run_dir: Path) -> _Found:

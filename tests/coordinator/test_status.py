@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -52,3 +53,16 @@ def test_with_a_final_fit_it_is_finished_only_after_that(run, monkeypatch):
     state = ServerState(round_id=3, tensors={"w": np.zeros(1)})
     ledger.commit_round(state, {}, 1.0, keep_states=1)
     assert (status().phase, status().committed, status().final) == ("finished", 2, True)
+
+
+def test_members_that_cannot_be_read_cost_no_more_than_what_ends_when(tiny, tmp_path):
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "members.sqlite").write_bytes(b"no database at all, but of some length" * 40)
+    config = msgspec.structs.replace(tiny.plan.config, keys=keys)
+    with Ledger(config.run_dir, tiny.plan.identity) as ledger:
+        ledger.open_round(1, ("a", "b"), 0.0)
+        found = read_status(config)
+    assert (found.phase, found.cohort, found.ending) == ("open", ("a", "b"), ())
+    assert found.unread.startswith("what ends by the calendar: ")
+    assert "members.sqlite" in found.unread

@@ -175,6 +175,8 @@ def status(file: Path, *, cell: int | None, as_json: bool) -> None:
         click.echo(f"held: {hold.device_id}: {', '.join(hold.conditions)}")
     for ending in found.ending:
         click.echo(f"{printable(ending.text(time.time()))}: {printable(ending.remedy)}")
+    if found.unread:
+        click.echo(f"not known: {printable(found.unread)}")
     for one in found.cells:
         name = f"round {one.round_id} {one.phase}, {_updates(one)}{_missing(one)}"
         click.echo(f"{one.federation}: {one.operation}{_since(one)}, {name}")
