@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, DESCRIPTIONS, fedali, fedavg
+from protofleet.strategies import _MODULES, DESCRIPTIONS, fedali, fedavg, fedprox
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
@@ -22,9 +22,21 @@ _DOCS = _ROOT / "docs" / "strategies.md"
 _EACH = _ROOT / "docs" / "algorithms.md"
 
 
+def _printed():
+    """The page's two strategies: one of its own, and FedProx."""
+    return re.findall(r"```python\n(.*?)```", _DOCS.read_text(), re.DOTALL)
+
+
+def test_fedprox_is_printed_as_its_file_has_it():
+    _, printed = _printed()
+    source = Path(fedprox.__file__).read_text()
+    assert source.endswith(f"\n\n{printed}")
+    assert source.removesuffix(printed).rstrip().endswith("from __future__ import annotations")
+
+
 @pytest.fixture
 def fedper(model):
-    (code,) = re.findall(r"```python\n(.*?)```", _DOCS.read_text(), re.DOTALL)
+    code, _ = _printed()
     namespace = {}
     exec(compile(code, _DOCS, "exec"), namespace)  # noqa: S102 - our own documentation
     params = frozen_map({"w": [0, 0], "head.b": [7]})

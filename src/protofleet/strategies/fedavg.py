@@ -17,11 +17,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from protofleet.strategies.averaging import (
     AveragingContext,
+    InitialModel,
     SharedTraining,
     averaging,
     finish_round,
@@ -30,7 +32,7 @@ from protofleet.strategies.averaging import (
     share_all,
 )
 from protofleet.strategies.common import parse_settings
-from protofleet.strategies.training import train
+from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -61,6 +63,10 @@ DESCRIPTION = Description(
 )
 
 
+Term = Callable[[AveragingContext[Any], InitialModel, ClientTools], Fit]
+"""From what a client has received: how its steps differ from FedAvg's."""
+
+
 class FedAvgSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of FedAvg: those of local training alone."""
 
@@ -84,11 +90,31 @@ def build_as(description: Description, settings: Mapping[str, Any], model: Model
     return averaging(share_all(description, chosen, model), client_update)
 
 
+def with_term(
+    description: Description, settings: SharedTraining, model: Model, term: Term
+) -> Strategy:
+    """FedAvg whose clients minimise more than the task's loss.
+
+    Args:
+        description: most often ``replace(fedavg.DESCRIPTION, name=…, paper=…)``.
+        settings: parsed.
+        model: the bundle's.
+        term: what is different about a step.
+    """
+    return averaging(share_all(description, settings, model), partial(client_update, term=term))
+
+
 def client_update(
-    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[Any],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+    *,
+    term: Term = lambda *_: Fit(),
 ) -> tuple[ClientState, Update]:
-    """Train what was received, with the task's loss alone."""
-    settings = context.settings
-    start = initialise(settings, receive(context, state, payload), tools)
-    trained = train(start.network, tools.training, settings)
+    """Train what was received, with the task's loss and a term of the method's."""
+    settings, received = context.settings, receive(context, state, payload)
+    fit = term(context, received, tools)
+    start = initialise(settings, received, tools, fit)
+    trained = train(start.network, tools.training, settings, fit)
     return finish_round(start, trained, tools, context.shared)

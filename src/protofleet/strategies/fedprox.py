@@ -21,46 +21,21 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
+from protofleet.strategies import fedavg
+from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Fit, train
-from protofleet.strategies.types import (
-    ALL_TASKS,
-    TASK_LOSS,
-    ClientState,
-    ClientTools,
-    Description,
-    Payload,
-    Strategy,
-    Travels,
-    Update,
-)
+from protofleet.strategies.training import Fit
+from protofleet.strategies.types import ClientTools, Strategy
 from protofleet.tensors import Model
 
-DESCRIPTION = Description(
+DESCRIPTION = replace(
+    fedavg.DESCRIPTION,
     name="fedprox",
     paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv:1812.06127",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("buffers of the model",),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    partial_work=True,
-    weighted_mean=True,
 )
 
 
@@ -85,18 +60,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         InputError: unknown setting, wrong type or a value outside its range.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedProxSettings)
-    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
+    return fedavg.with_term(DESCRIPTION, chosen, model, _proximal)
 
 
-def _client_update(
-    context: AveragingContext[FedProxSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    received = receive(context, state, payload)
-    start = initialise(settings, received, tools)
-    fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
-    trained = train(start.network.copy(), tools.training, settings, fit)
-    return finish_round(start, trained, tools, context.shared)
+def _proximal(
+    context: AveragingContext[FedProxSettings], received: InitialModel, _tools: ClientTools
+) -> Fit:
+    """Eq. 2: half the squared distance to what was received, which training will change."""
+    return Fit(proximal=(context.settings.mu, received.network.params.copy()))

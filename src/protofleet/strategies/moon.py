@@ -24,47 +24,29 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    InitialModel,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
+from protofleet.strategies import fedavg
+from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
 from protofleet.strategies.common import client_model, parse_settings
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import ExampleRows, Fit, train
-from protofleet.strategies.types import (
-    ClientState,
-    ClientTools,
-    Description,
-    Payload,
-    Strategy,
-    Travels,
-    Update,
-)
+from protofleet.strategies.training import ExampleRows, Fit
+from protofleet.strategies.types import ClientTools, Strategy
 from protofleet.tensors import Model
 
-DESCRIPTION = Description(
+DESCRIPTION = replace(
+    fedavg.DESCRIPTION,
     name="moon",
     paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
     programs=("moon",),
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("previous model", "buffers of the model"),
+    travels=replace(
+        fedavg.DESCRIPTION.travels, personal=("previous model", "buffers of the model")
     ),
-    takes_aggregator=True,
+    tasks=("classification",),
     reads_features=True,
-    partial_work=True,
-    weighted_mean=True,
 )
 
 
@@ -92,21 +74,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         InputError: unknown setting, wrong type or a value outside its range.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, MoonSettings)
-    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
-
-
-def _client_update(
-    context: AveragingContext[MoonSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    received = receive(context, state, payload)
-    fit = _contrast(context, received, tools)
-    start = initialise(settings, received, tools, fit)
-    trained = train(start.network, tools.training, settings, fit)
-    return finish_round(start, trained, tools, context.shared)
+    return fedavg.with_term(DESCRIPTION, chosen, model, _contrast)
 
 
 def _contrast(
