@@ -65,6 +65,15 @@ def test_the_rate_with_the_least_mean_ratio_is_chosen():
     assert "give optimiser.lr the number" in of_calibration(own).remedy
 
 
+@pytest.mark.parametrize(("spread", "lr"), [(0.01, 0.003), (0.2, 1e-3)])
+def test_of_rates_that_the_devices_cannot_tell_apart_the_smallest_is_chosen(spread, lr):
+    """Few held-out examples: what is best by chance harms in the rounds that follow."""
+    rng = np.random.default_rng(4)
+    curve = np.array([0.95, 0.9, 0.7, 0.6, 0.75, 2.0, 9.0])
+    told = list(np.clip(curve + rng.normal(0, spread, (8, 7)), 0, WORST))
+    assert choose("adam", _RATES, told, otherwise=0.5).lr == lr
+
+
 def test_who_calibrates_is_drawn_by_the_seed():
     names = {f"pi-{number}" for number in range(30)}
     assert (

@@ -45,6 +45,10 @@ _ENOUGH_WORSE = 2
 _ENOUGH = 0.9
 """Of what the best rate gains in one round: the smallest rate that brings as much is chosen. Many
 rounds want a smaller rate than one, and it is farther from where a later one diverges."""
+_ERRORS, _LEAST = 2.0, 0.5
+"""Standard errors: a smaller rate that is no more of them worse than the best is as good as that,
+as far as the devices can tell, if it brings this share of the gain. With few examples they can tell
+little, and large rates harm."""
 _RUNG = 3.0
 """Times that a rate of the ladder is the one below it, about."""
 _TRIM = 0.1
@@ -322,6 +326,11 @@ def choose(
 ) -> Calibration:
     """The smallest rate that gains nearly as much as the one with the least mean ratio.
 
+    Or half as much, where the devices do not show that it gains less than the best: by the paired differences of their
+    ratios, trimmed as the means are, with Yuen's standard error ("The two-sample trimmed t for
+    unequal population variances", Biometrika 1974). The rule is that of one standard error
+    (Breiman et al., "Classification and Regression Trees", 1984) with two.
+
     Args:
         kind: of the optimiser.
         rates: that were tried, ascending.
@@ -331,19 +340,37 @@ def choose(
         otherwise: the rate where no device has told any.
     """
     means: list[float] = []
+    lr = otherwise
     if told:
-        ordered = np.sort(np.stack(told), axis=0)
-        cut = math.ceil(_TRIM * len(told)) if len(told) >= 5 else 0
-        means = [float(one) for one in ordered[cut : len(told) - cut].mean(axis=0)]
+        ratios = np.stack(told)
+        means = [float(one) for one in _trimmed(ratios)[0]]
+        lr = rates[_smallest_that_will_do(ratios, np.array(means))]
     return Calibration(
         kind=kind,
         rates=tuple(rates),
         ratios=tuple(round(one, 6) for one in means),
         devices=len(told),
-        lr=rates[_smallest_that_will_do(means)] if means else otherwise,
+        lr=lr,
     )
 
 
-def _smallest_that_will_do(means: Sequence[float]) -> int:
-    gain = 1 - min(means)
-    return next(place for place, mean in enumerate(means) if 1 - mean >= min(_ENOUGH * gain, gain))
+def _smallest_that_will_do(ratios: NDArray[np.float64], means: NDArray[np.float64]) -> int:
+    best = int(means.argmin())
+    gain = 1 - means[best]
+    behind, error = _trimmed(ratios - ratios[:, [best]])
+    enough = 1 - means >= min(_ENOUGH * gain, gain)
+    alike = (1 - means >= max(_LEAST * gain, 0)) & (behind <= _ERRORS * error)
+    return int(np.flatnonzero(enough | alike)[0])
+
+
+def _trimmed(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means of columns without their extremes, and the standard errors; 0 of a single row."""
+    count = len(values)
+    cut = math.ceil(_TRIM * count) if count >= 5 else 0
+    ordered = np.sort(values, axis=0)
+    kept = ordered[cut : count - cut]
+    means: NDArray[np.float64] = kept.mean(axis=0)
+    if count == 1:
+        return means, np.zeros_like(means)
+    winsorised = np.clip(ordered, kept[0], kept[-1])
+    return means, winsorised.std(axis=0, ddof=1) * math.sqrt(count) / len(kept)
