@@ -326,10 +326,10 @@ def choose(
 ) -> Calibration:
     """The smallest rate that gains nearly as much as the one with the least mean ratio.
 
-    Or half as much, where the devices do not show that it gains less than the best: by the paired differences of their
-    ratios, trimmed as the means are, with Yuen's standard error ("The two-sample trimmed t for
-    unequal population variances", Biometrika 1974). The rule is that of one standard error
-    (Breiman et al., "Classification and Regression Trees", 1984) with two.
+    Or half as much, where the devices do not show that it gains less than the best: by the paired
+    differences of their ratios, trimmed as the means are, with Yuen's standard error ("The
+    two-sample trimmed t for unequal population variances", Biometrika 1974). The rule is that of
+    one standard error (Breiman et al., "Classification and Regression Trees", 1984) with two.
 
     Args:
         kind: of the optimiser.
