@@ -19,7 +19,7 @@ from protofleet.bundle import Bundle
 from protofleet.edge.meter import Meter, peak_rss_bytes
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import InputError
-from protofleet.federation.calibration import AUTO, try_rates
+from protofleet.federation.calibration import AUTO, choose, try_rates
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs
@@ -42,8 +42,8 @@ class Trial:
         kind: of the optimiser.
         learning_rate: the advised one.
         ratios: by rate, what a local round makes of the loss on held-out examples, as a multiple
-            of what it was.
-        tried: how many of the rates; the larger ones were hopeless.
+            of what it was; of rates that were not tried, as ``try_rates`` has it.
+        tried: those of the rates that were.
         bundle_rate: the bundle's own, if it has one for this optimiser.
         examples, batch_size, epochs: of a round.
         held_out: of the examples, those that the trial did not train on.
@@ -57,7 +57,7 @@ class Trial:
     kind: OptimiserKind
     learning_rate: float
     ratios: dict[float, float]
-    tried: int
+    tried: tuple[float, ...]
     bundle_rate: float | None
     examples: int
     batch_size: int
@@ -124,9 +124,9 @@ def try_bundle(  # noqa: PLR0913 - the command's options, each by its name
     return Trial(
         strategy=declared.name,
         kind=kind,
-        learning_rate=rates[int(np.argmin(ratios))],
+        learning_rate=choose(kind, rates, [ratios], otherwise=rates[0]).lr,
         ratios={rate: round(float(one), 6) for rate, one in zip(rates, ratios, strict=True)},
-        tried=min(len(watched.seconds), len(rates)),
+        tried=tuple(rate for rate in rates if rate in watched.tried),
         bundle_rate=own,
         examples=count,
         batch_size=training.batch_size,
@@ -145,16 +145,18 @@ class _Watched:
     def __init__(self, tester: Learner, total: int, progress: Progress) -> None:
         self._tester, self._total, self._progress = tester, total, progress
         self.seconds: list[float] = []
+        self.tried: set[float] = set()
         self.model, self.strategy, self.evaluate = tester.model, tester.strategy, tester.evaluate
 
-    def train(self, *args: Any, **more: Any) -> Any:
+    def train(self, strategy: Strategy, *args: Any, **more: Any) -> Any:
         """As of ``Learner``."""
         started = time.perf_counter()
+        self.tried.add(msgspec.to_builtins(strategy.settings)["optimiser"]["lr"])
         try:
-            return self._tester.train(*args, **more)
+            return self._tester.train(strategy, *args, **more)
         finally:
             self.seconds.append(time.perf_counter() - started)
-            self._progress(min(len(self.seconds), self._total), self._total)
+            self._progress(len(self.tried), self._total)
 
 
 def _first_payload(strategy: Strategy, learner: Learner) -> Payload:

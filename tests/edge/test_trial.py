@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from protofleet.datasets import load_device_data
 from protofleet.edge import LocalData, try_bundle
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError
-from protofleet.federation.calibration import try_rates
+from protofleet.federation.calibration import choose, try_rates
 from protofleet.strategies import build
 from protofleet.strategies.optimisers import LADDERS
 
@@ -30,16 +31,20 @@ def _try(world, optimiser=None, **changes):
         backend="onnx",
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(number, len(trial.ratios)) for number in range(1, trial.tried + 1)]
+    assert told == [(number, len(trial.ratios)) for number in range(1, len(trial.tried) + 1)]
     return trial
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_it_is_one_device_s_part_of_a_calibration(world, kind):
-    """The same ratios as a device tells the coordinator, and the least is advised."""
+    """The same ratios as a device tells the coordinator, and what it would choose is advised."""
     trial = _try(world, kind)
     assert set(LADDERS[kind]) <= trial.ratios.keys()
-    assert trial.learning_rate == min(trial.ratios, key=trial.ratios.get)
+    rates = tuple(trial.ratios)
+    chosen = choose(kind, rates, [np.array(list(trial.ratios.values()))], otherwise=1.0)
+    assert trial.learning_rate == chosen.lr
+    assert trial.learning_rate in trial.tried
+    assert rates[len(rates) // 2] in trial.tried
     data = LocalData(own=load_device_data(world.data(1)))
     learner = open_learner(world.bundle, data, threads=1, device_id="trial")
     declared = world.bundle.manifest.strategy
@@ -67,7 +72,10 @@ def test_the_last_lines_are_settings_that_the_strategy_takes(world):
     assert table == {"optimiser": {"kind": trial.kind, "lr": trial.learning_rate}}
     build("fedavg", table, world.bundle.model())
     assert text.count("<- advised") == 1
-    assert text.count("not tried") == len(trial.ratios) - trial.tried
+    shown = re.findall(r"^ +([\d.e-]+)  +(?:[\d.]+)", text, re.MULTILINE)
+    assert tuple(map(float, shown)) == trial.tried
+    untried = re.findall(r"^ +([\d.e-]+)  not tried", text, re.MULTILINE)
+    assert {*map(float, untried)} == set(trial.ratios) - set(trial.tried)
 
 
 def test_data_that_no_rate_can_learn_from_are_named(world):

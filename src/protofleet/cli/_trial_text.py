@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def to_text(trial: Trial) -> str:
     """Some lines; the last ones are TOML."""
     rows = [
-        f"{rate:>10g}  {f'{ratio:.3f}' if number < trial.tried else 'not tried':>9}"
+        f"{rate:>10g}  {f'{ratio:.3f}' if rate in trial.tried else 'not tried':>9}"
         f"  {_note(trial, rate)}".rstrip()
-        for number, (rate, ratio) in enumerate(trial.ratios.items())
+        for rate, ratio in trial.ratios.items()
     ]
     steps = trial.epochs * -(-trial.examples // trial.batch_size)
     times = f"a step {ms_text(trial.step_ms.p50)} ms (95 %: {ms_text(trial.step_ms.p95)})"

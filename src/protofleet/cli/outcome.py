@@ -39,7 +39,7 @@ GROUP = "outcome"
     "--regret",
     is_flag=True,
     help="With the first seed, also train with every other rate of the ladder: what the best of "
-    "them would have given. Takes six times as long as that seed.",
+    "them would have given. Takes six to ten times as long as that seed.",
 )
 @click.option(
     "--page",
