@@ -39,7 +39,7 @@ endif
 quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a half on two cores
 	$(PYTEST) -m "not slow" --ignore=tests/export $(ARGS)
 
-slow: $(STAMP) ## models of the papers' sizes, whose small variants make test exports, and whole tutorials; two minutes
+slow: $(STAMP) ## models of the papers' sizes, clusters, the demonstration and tutorials, whose smaller cases make test has; ten minutes
 	$(PYTEST) -m full_size $(ARGS)
 
 oracles: $(STAMP) ## how far each method's rounds are from its oracle's in float64, as a table (docs/algorithms.md)

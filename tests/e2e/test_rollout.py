@@ -67,7 +67,7 @@ def _await_rounds(process, count=2):
     process.wait_for(lambda _: len(_closed(process)) >= seen + count)
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.full_size
 def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(  # noqa: PLR0915 - one federation's long day
     make_federation, tmp_path, key
 ):

@@ -213,7 +213,7 @@ def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeyp
     assert not ray.is_initialized()
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.full_size
 @pytest.mark.timeout(400)
 def test_a_lost_machine_of_a_cluster_costs_no_bit(ray, cluster, run, monkeypatch):
     """Its actor starts on the machine that comes instead; the cluster outlives the run."""
@@ -233,7 +233,7 @@ def test_a_lost_machine_of_a_cluster_costs_no_bit(ray, cluster, run, monkeypatch
     assert cluster.head_node.any_processes_alive()
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.full_size
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("cluster")
 def test_two_commands_at_once_on_a_cluster_score_as_the_local_engine(tmp_path):
