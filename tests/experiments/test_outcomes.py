@@ -176,10 +176,10 @@ def test_the_committed_page_is_that_of_the_committed_figures():
     page = _outcomes_text.page(found, "protofleet experiment outcome", "images/outcome.png")
     assert (docs / "outcome.md").read_text() == page
     names = {name for name in committed() if name.startswith("outcome/")}
-    assert {one.name for one in found} <= names
+    assert {one.name for one in found} == names
     for one in found:
         known = load_experiment(find(one.name))
-        assert {*one.rows, *one.diverged} <= {method.label for method in known.methods}
+        assert {*one.rows, *one.diverged} == {method.label for method in known.methods}
         assert (one.rounds, one.seeds) == (known.rounds, len(known.seeds))
 
 
