@@ -20,6 +20,16 @@ data_root_option = click.option(
     help="Folder with a folder for each data set (docs/data.md).  [default: ../shared/data beside "
     "the checkout, else data]",
 )
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="As of 'run'.",
+)
+workers_option = click.option(
+    "--workers", type=click.IntRange(1), help="As of 'run'; default: all."
+)
 all_runs_option = click.option(
     "--out", type=FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs."
 )

@@ -14,7 +14,9 @@ from protofleet.cli._experiments import (
     all_runs_option,
     data_root_option,
     default_data_root,
+    engine_option,
     kept,
+    workers_option,
 )
 from protofleet.cli._outputs import check_writable_folder, writable
 from protofleet.cli._verbosity import progress_console
@@ -54,14 +56,8 @@ if TYPE_CHECKING:
     "--claims", "folder", type=FOLDER, help="With files of claims, instead of Protofleet's own."
 )
 @data_root_option
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="As of 'run'.",
-)
-@click.option("--workers", type=click.IntRange(1), help="As of 'run'; default: all.")
+@engine_option
+@workers_option
 def claims(
     *,
     ids: tuple[str, ...],
