@@ -131,6 +131,8 @@ def test_of_an_error_less_is_better(tmp_path):
     rows = rows_of_rates(experiment, [run])
     wider = msgspec.structs.replace(experiment, methods=rows)
     _store(tmp_path, wider, rows[0].label, [(20.0, 9.2), (10.0, 9.2)], lr=None, **more)
+    assert task_outcome("turning", experiment, tmp_path).rows["fedavg"].regret is None
+    _store(tmp_path, wider, rows[1].label, [(20.0, 1.0)] * 2, lr=None, stopped="diverged", **more)
     found = task_outcome("turning", experiment, tmp_path)
     row = found.rows["fedavg"]
     assert (row.helped, row.harmed, row.better, row.worse) == (1, 1, 1, 0)
@@ -224,6 +226,17 @@ def test_the_command_trains_what_is_missing_and_shows_all(tmp_path, capsys):
     capsys.readouterr()
     _run("outcome", task, "--out", out, "--status")
     assert "fedavg" in capsys.readouterr().out
+
+
+def test_a_task_without_its_data_is_left_out_and_named(tmp_path, capsys):
+    tasks = ("outcome/few", "outcome/turning")
+    out = ("--out", str(tmp_path / "runs"), "--data-root", str(tmp_path), "--seeds", "1")
+    with pytest.raises(SystemExit):
+        main(["experiment", "outcome", *tasks, *out])
+    printed = capsys.readouterr()
+    told = " ".join((printed.out + printed.err).split())
+    assert all(f"{task}: left out: " in told for task in tasks)
+    assert told.endswith(f"expected runs of {', '.join(tasks)}, found none that are finished")
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path, capsys):

@@ -14,8 +14,10 @@ from protofleet.cli._experiments import (
     all_runs_option,
     data_root_option,
     default_data_root,
+    engine_option,
     integers,
     kept,
+    workers_option,
 )
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._verbosity import progress_console
@@ -52,14 +54,8 @@ GROUP = "outcome"
     "--json", "json_file", type=FILE, callback=writable, help="Also write the figures to FILE."
 )
 @data_root_option
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="As of 'run'.",
-)
-@click.option("--workers", type=click.IntRange(1), help="As of 'run'; default: all.")
+@engine_option
+@workers_option
 def outcome(
     *,
     names: tuple[str, ...],
@@ -112,25 +108,30 @@ def outcome(
     found = [one for one in known if one is not None]
     if not found:
         raise InputError(
-            f"results '{out}': expected runs of {', '.join(tasks)}, found none that are finished; "
-            "leave --status out to make them"
+            f"results '{out}': expected runs of {', '.join(tasks)}, found none that are finished"
+            + ("; leave --status out to make them" if status else "")
         )
     _show(found, page=page, plot=plot, json_file=json_file)
 
 
 def _run(tasks: Mapping[str, Experiment], out: Path, options: RunOptions, *, regret: bool) -> None:
-    """Run what is missing; what diverges is told in the table."""
+    """Run what is missing; what diverges is told in the table, and tasks without data at once."""
     from dataclasses import replace
 
     import msgspec
 
+    from protofleet.errors import MissingDataError
     from protofleet.experiments.outcomes import rows_of_rates
     from protofleet.experiments.runner import run_all
 
     console = progress_console()
     for name, task in tasks.items():
         console.print(f"[bold]{name}[/]", highlight=False)
-        results, _ = run_all(name, task, out / name, options, console)
+        try:
+            results, _ = run_all(name, task, out / name, options, console)
+        except MissingDataError as error:
+            console.print(f"{name}: left out: {error}", style="yellow", markup=False)
+            continue
         if not regret:
             continue
         seed = (options.seeds or task.seeds)[0]

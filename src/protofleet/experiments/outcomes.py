@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from protofleet.experiments.claim_results import current_runs, diverged_seeds
+from protofleet.experiments.claim_results import current_runs, diverged_runs, diverged_seeds
 from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.store import MethodResult
 from protofleet.federation.outcome import Outcome, beside_alone
@@ -168,12 +168,16 @@ def _alone(
 def _others(
     experiment: Experiment, known: Mapping[str, Sequence[MethodResult]], folder: Path
 ) -> dict[str, list[MethodResult]]:
-    """Finished runs of the ladder's other rates, by label."""
+    """Runs of the ladder's other rates, by label: finished ones, and those that diverged."""
     runs = [one for found in known.values() for one in found]
     rows = rows_of_rates(experiment, runs)
     if not rows:
         return {}
-    return current_runs(msgspec.structs.replace(experiment, methods=rows), folder)
+    wider = msgspec.structs.replace(experiment, methods=rows)
+    diverged = diverged_runs(wider, folder)
+    return {
+        label: [*found, *diverged[label]] for label, found in current_runs(wider, folder).items()
+    }
 
 
 def _row(
@@ -217,16 +221,17 @@ def _row(
 
 
 def _regret(run: MethodResult, others: Mapping[str, Sequence[MethodResult]]) -> float | None:
-    """Of one run; None where not every other rate of its ladder was run, or diverged."""
+    """Of one run; None where not every other rate of its ladder was tried."""
     if run.calibration is None:
         return None
-    found = [
-        _outcome(one)
+    tried = [
+        one
         for rate in run.calibration.rates
         for one in others.get(_label(run.label, rate), ())
-        if one.seed == run.seed and one.outcome is not None
+        if one.seed == run.seed and rate != run.calibration.lr
     ]
-    if not found:
+    found = [_outcome(one) for one in tried if one.finished and one.outcome is not None]
+    if len(tried) < len(run.calibration.rates) - 1 or not found:
         return None
     own = _outcome(run)
     if METRICS[own.metric].lower_is_better:
