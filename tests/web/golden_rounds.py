@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -33,6 +34,7 @@ from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.export.models.alp import AlignmentConfig
+from protofleet.federation.calibration import try_rates
 from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
@@ -61,6 +63,7 @@ _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 _TORCH_ADAM = {**_ADAM, "eps_form": "torch", "weight_decay": 1e-3}
 _SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1)
 _ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
 
 
@@ -363,7 +366,7 @@ def write(folder: Path) -> None:
         for strategy, bundle, settings in _asked()
         for refused in [_answer(bundles[bundle], strategy, settings)]
     ]
-    document = {"seed": str(SEED), "signer": signer, "cases": told, "asked": asked}
+    document = {"seed": str(SEED), "signer": signer, "rates": RATES, "cases": told, "asked": asked}
     (folder / "cases.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
 
 
@@ -415,6 +418,7 @@ def _run(case: Case, bundle: Bundle, data: Mapping[str, DeviceData], path: Path)
     }
     strategy = learners["phone"].strategy(case.strategy, case.settings)
     server = strategy.server_init(bundle.model(), np.random.default_rng(1))
+    calibration = _calibrated(learners["phone"], strategy, server)
     states: dict[str, ClientState] = {}
     tensors: dict[str, NDArray[Any]] = {}
     rounds: list[dict[str, Any]] = []
@@ -450,7 +454,18 @@ def _run(case: Case, bundle: Bundle, data: Mapping[str, DeviceData], path: Path)
         if not final:
             server = _aggregated(strategy, server, updates)
     path.write_bytes(encode(tensors))
-    return {**_described(case, strategy, data), "tensors": path.name, "rounds": rounds}
+    told = {"tensors": path.name, "rounds": rounds, "calibration": calibration}
+    return {**_described(case, strategy, data), **told}
+
+
+def _calibrated(learner: Learner, strategy: Strategy, server: ServerState) -> dict[str, Any]:
+    """All settings, and what each of ``RATES`` does to the loss on held-out examples."""
+    tester = learner.rate_tester(1)
+    assert tester is not None
+    payload = strategy.downlink(server, learner.device_id)
+    ratios = try_rates(tester, strategy, payload, seed=SEED, rates=RATES)
+    assert ratios is not None
+    return {"settings": msgspec.to_builtins(strategy.settings), "ratios": ratios.tolist()}
 
 
 def _aggregated(strategy: Strategy, server: ServerState, updates: list[Update]) -> ServerState:

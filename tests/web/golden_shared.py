@@ -16,7 +16,7 @@ from protofleet.wire.codecs import NAMES
 from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX, Channel
 
 _CONSTANTS = {
-    "wire/messages": "MAX_MESSAGE_BYTES RECEIPT_DIGITS PROTOCOL_MINOR",
+    "wire/messages": "MAX_MESSAGE_BYTES RECEIPT_DIGITS PROTOCOL_MINOR MOST_RATES MOST_CALIBRATING",
     "wire/chunks": "HEADER_BYTES MAX_PACKET_BYTES RESERVED_BYTES MAX_PAYLOAD_BYTES MAX_DATA_BYTES "
     "MIN_DATA_BYTES MAX_CHUNKS",
     "wire/sender": "REPEAT_S REPEAT_MAX_S",
@@ -35,6 +35,7 @@ _CONSTANTS = {
     "strategies/scores": "LARGEST_ERROR",
     "strategies/types": "TASK_LOSS",
     "strategies/common": "PARAMS BUFFERS CHANGE",
+    "federation/calibration": "WORST",
     "edge/training": "EVALUATION_BATCH",
 }
 """By module: constants that the browser's module has under the same names."""

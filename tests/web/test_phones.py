@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(630)]
 
 @pytest.mark.slow(seconds=45)
 @pytest.mark.usefixtures("built_page")
-@pytest.mark.parametrize("name", ["federation", "owner"])
+@pytest.mark.parametrize("name", ["federation", "owner", "calibration"])
 def test_phones_take_part(node, name):
     """Through every fault, at both brokers; ``npm run e2e`` has more, which takes minutes."""
     node.test(Path("e2e", f"{name}.test.ts"))

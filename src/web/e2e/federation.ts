@@ -111,6 +111,12 @@ export async function runScript(script: string, folder: string, ...argv: readonl
   return (await promisify(execFile)(PYTHON, [join(REPOSITORY, "tests/web", script), folder, ...argv], { env: ENVIRONMENT })).stdout;
 }
 
+/** Of `result.json`, what is looked at here. */
+export interface Result {
+  readonly rounds: readonly { readonly participants: number }[];
+  readonly calibration: Readonly<{ devices: number; lr: number; rates: number[]; ratios: number[] }>;
+}
+
 /** Examples of a phone: x (n, features) and y (n,). */
 export interface PhoneExamples {
   readonly x: number[][];
@@ -151,10 +157,14 @@ export class Federation {
     return this.#network;
   }
 
+  /** What the coordinator has written of the run. */
+  get result(): Result {
+    return JSON.parse(readFileSync(join(this.folder, "run/result.json"), "utf-8")) as Result;
+  }
+
   /** How many updates each round has used. */
   get participants(): number[] {
-    const text = readFileSync(join(this.folder, "run/result.json"), "utf-8");
-    return (JSON.parse(text) as { rounds: { participants: number }[] }).rounds.map(({ participants }) => participants);
+    return this.result.rounds.map(({ participants }) => participants);
   }
 
   /** Hash of the server's state after the last round. */

@@ -26,6 +26,7 @@ export const STATES: Readonly<Record<Phase, string>> = {
   "needs-examples": "No examples",
   "connecting": "Connecting",
   "waiting": "Waiting",
+  "calibrate": "Trying",
   "receive": "Receiving",
   "train": "Training",
   "send": "Sending",
@@ -56,6 +57,10 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
   "waiting": {
     title: "Ready, and waiting for the next round",
     text: "Rounds begin when enough phones are there. Leave this page open.",
+  },
+  "calibrate": {
+    title: "Finding out how fast to learn",
+    text: "A few short trainings on your examples, once, before the first round. Only how well each did is told; no model leaves this phone.",
   },
   "receive": { title: "Receiving the shared model", text: "" },
   "train": { title: "Training on your examples", text: "Keep this page open and in front: phones stop pages that nobody sees." },
@@ -135,7 +140,7 @@ export const TRAIN = {
   noRoundYet: "No round with the new model yet",
   byPolicy: "It goes on by itself. When it may train, you choose in the settings.",
   settings: "Settings",
-  progress: "Progress of this round's training",
+  progress: "Progress of the training",
   pause: "Pause",
   resume: "Go on",
   comeBack: "Come back",
@@ -489,6 +494,7 @@ export const DEVICE = {
   noPayload: "this device does not have the payload that this one refers to",
   trainingFailed: (what: string) => `training failed: ${what}`,
   notTaken: (round: number, reason: string) => `round ${round}: the federation did not take the update: ${reason}`,
+  noRates: (why: string) => `no learning rates can be tried: ${why}`,
   noProgram: (strategy: string, missing: string, has: string) =>
     `strategy '${strategy}': needs a training program '${missing}', the bundle has ${has}; export a bundle for this strategy`,
   diverged: (tensor: string, bad: number, all: number) =>

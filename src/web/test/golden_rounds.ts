@@ -46,6 +46,8 @@ export interface Case {
   /** File of the tensors. */
   readonly tensors: string;
   readonly rounds: readonly Round[];
+  /** All settings, and what each of `GoldenRounds.rates` does to the loss of `phone` on held-out examples. */
+  readonly calibration: { readonly settings: Case["settings"]; readonly ratios: readonly number[] };
 }
 
 /** Settings that the Python strategies refuse, or take. */
@@ -60,6 +62,7 @@ export interface Asked {
 /** The folder's documents and files. */
 export class GoldenRounds {
   readonly seed: bigint;
+  readonly rates: readonly number[];
   readonly cases: readonly Case[];
   readonly asked: readonly Asked[];
   readonly #folder: string;
@@ -68,6 +71,7 @@ export class GoldenRounds {
   constructor(folder: string) {
     const document = JSON.parse(readFileSync(join(folder, "cases.json"), "utf8"));
     this.seed = BigInt(document.seed);
+    this.rates = document.rates;
     this.cases = document.cases;
     this.asked = document.asked;
     this.#signer = document.signer;

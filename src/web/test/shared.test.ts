@@ -11,6 +11,7 @@ import * as archive from "../src/bundle/archive.ts";
 import * as bundle from "../src/bundle/bundle.ts";
 import * as manifest from "../src/bundle/manifest.ts";
 import * as onnx from "../src/bundle/onnx.ts";
+import * as calibration from "../src/federation/calibration.ts";
 import * as programs from "../src/runtime/programs.ts";
 import * as common from "../src/strategies/common.ts";
 import { OF_CLASSES, PARTIAL_WORK, STRATEGIES } from "../src/strategies/index.ts";
@@ -68,6 +69,7 @@ const MODULES: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
   "strategies/scores": tasks,
   "strategies/types": types,
   "strategies/common": common,
+  "federation/calibration": calibration,
   "edge/training": programs,
 };
 
@@ -76,8 +78,6 @@ const OTHER_CHANNELS = ["LEASE", "DOWN_BUNDLE", "SHARED_CHUNK"];
 
 /** Fields that a browser neither reads nor writes; who adds one decides, and says here that it is not for browsers. */
 const NOT_HERE: Readonly<Record<string, readonly string[]>> = {
-  presence: ["calibration"],
-  announcement: ["calibration"],
   task: ["fleet"],
   need: ["listening"],
   heartbeat: ["log"],

@@ -18,13 +18,14 @@ import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
 import { message, RECEIPT_DIGITS } from "../wire/messages.ts";
 import { transferId as transferOf } from "../wire/transfer.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
+import { CalibrationClient } from "./calibrating.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
 import { knownTransfers, type SentUpdate } from "./journal.ts";
 import type { Identity } from "./presence.ts";
 import { Refusals } from "./refusals.ts";
 import { type AgentLearner, type DeviceEnd, Reporter, type Standing } from "./reporter.ts";
 import type { ByteTotals, Store } from "./store.ts";
-import { RunningRound } from "./training.ts";
+import { Running } from "./training.ts";
 
 /** Three repetitions of an offer: silence for longer means that nobody will answer this round. */
 const SETTLE_MS = 10_000;
@@ -55,12 +56,13 @@ export class Agent {
   readonly #refusals: Refusals;
   readonly #deviceId: string;
   readonly #reporter: Reporter;
+  readonly #calibration: CalibrationClient;
   /** Bundles that the federation has announced, and that this device cannot get. */
   readonly #elsewhere: ReadonlySet<string>;
   #phase: DevicePhase = "idle";
   #round: ActiveRound | null = null;
   #next: Task | null = null;
-  #running: RunningRound | null = null;
+  #running: Running<TrainedRound> | null = null;
   #sending = "";
   #settleBy = Infinity;
   #waitingDue = Infinity;
@@ -95,10 +97,16 @@ export class Agent {
     });
     this.#refusals = new Refusals((line) => news.log(line));
     this.#reporter = new Reporter(end, store, learner, who);
+    this.#calibration = new CalibrationClient(learner, who.deviceId, () => end.wake(), (line) => news.log(line));
   }
 
   get phase(): DevicePhase {
     return this.#phase;
+  }
+
+  /** Whether learning rates are being tried. */
+  get calibrates(): boolean {
+    return this.#calibration.trying;
   }
 
   get connected(): boolean {
@@ -221,6 +229,7 @@ export class Agent {
       return;
     }
     this.#mismatch = "";
+    this.#calibration.announced(announcement);
     this.#end.spread(announcement.spread_s);
     await this.#takeReceipt(announcement);
     const { roundId } = this.#progress();
@@ -263,6 +272,7 @@ export class Agent {
       return;
     }
     const decision = decide(this.#progress(), task);
+    if (decision === "begin" && this.#calibration.endsFor(task)) return;
     const acts = {
       begin: () => this.#begin(task),
       repeat: () => this.#answerAgain(task),
@@ -406,7 +416,7 @@ export class Agent {
     this.#phase = "train";
     const examples = this.#store.journal.received?.examples ?? Infinity;
     const work = this.#learner.round(strategy, this.#store, received, examples);
-    this.#running = new RunningRound(work, () => this.#end.wake());
+    this.#running = new Running(work, () => this.#end.wake());
   }
 
   /** Does what no event of the wire brings: trained, settled, heartbeat, presence. */
@@ -425,10 +435,21 @@ export class Agent {
       this.#waitingMs = Math.min(2 * this.#waitingMs, LONGEST_WAITING_MS);
       this.#waitingDue = now + this.#waitingMs;
     }
+    await this.#calibrate();
     await this.#reporter.advance(now, this.#standing);
   }
 
-  async #onTrainingEnded(running: RunningRound): Promise<void> {
+  /** Tries learning rates where they are asked for, and begins the task that has waited for the end of it. */
+  async #calibrate(): Promise<void> {
+    const before = this.calibrates;
+    const answered = this.#calibration.advance(this.#phase === "idle" && this.#held.length === 0);
+    if (answered) await this.#reporter.calibrated(this.#calibration.answer, this.#standing);
+    if (before !== this.calibrates) this.#news.changed();
+    const task = this.#calibration.takeWaiting();
+    if (task !== null) await this.#onTask(task);
+  }
+
+  async #onTrainingEnded(running: Running<TrainedRound>): Promise<void> {
     this.#running = null;
     try {
       await this.#onTrained(running.take());

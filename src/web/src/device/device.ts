@@ -200,7 +200,7 @@ export class PhoneDevice {
       strategy: announced?.strategy ?? this.#store.journal.strategy,
       round: agent?.roundId || (announced?.round_id ?? history.at(-1)?.round ?? 0),
       rounds: announced?.rounds ?? 0,
-      progress: agent?.phase === "train" ? (this.#opened?.learner.progress ?? 0) : 0,
+      progress: agent?.phase === "train" || agent?.calibrates ? (this.#opened?.learner.progress ?? 0) : 0,
       history,
       bytesUp: up,
       bytesDown: down,
@@ -461,6 +461,7 @@ export class PhoneDevice {
     const held = this.#holdReason() !== "" && (agent.phase === "idle" || agent.phase === "train");
     if (held) return "paused";
     if (agent.phase === "train") return "train";
+    if (agent.calibrates) return "calibrate";
     if (!agent.connected) return "connecting";
     if (agent.phase === "receive" || agent.phase === "send") return agent.phase;
     return agent.finished ? "finished" : "waiting";

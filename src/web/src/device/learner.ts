@@ -3,6 +3,7 @@
 import type { Bundle } from "../bundle/bundle.ts";
 import type { Manifest } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
+import { heldOut, type RatesToTry, type RateTester, tryRates } from "../federation/calibration.ts";
 import { type ClientMemory, type LocalLearner, type ReceivedPayload, trainRound, type TrainedRound } from "../federation/client.ts";
 import { tensorsOf } from "../federation/coding.ts";
 import type { Costs } from "../federation/records.ts";
@@ -14,10 +15,12 @@ import { TASKS } from "../strategies/tasks.ts";
 import { initials } from "../strategies/settings.ts";
 import { checkBatchSizes } from "../strategies/training.ts";
 import { TRAINING } from "../strategies/training_settings.ts";
-import type { ClientState, ClientTools, GradFn, Model, Payload, Statistics, Strategy, Update } from "../strategies/types.ts";
-import { rowsOf, type Tensor } from "../tensors/tensors.ts";
+import type {
+  ClientState, ClientTools, GradFn, Model, Payload, Score, Statistics, Strategy, Update,
+} from "../strategies/types.ts";
+import { type Network, rowsOf, type Tensor } from "../tensors/tensors.ts";
 import { DEVICE } from "../texts.ts";
-import { type OwnExamples, type Split } from "./examples.ts";
+import type { Labelled, OwnExamples, Split } from "./examples.ts";
 import { Meter } from "./meter.ts";
 import type { RoundFigures } from "./page_messages.ts";
 import { predictWith } from "./predictions.ts";
@@ -28,7 +31,7 @@ const WARM_UP_CALLS = 2;
 const MEASURED_CALLS = 10;
 
 /** Runs a bundle's programs on the owner's examples, for whichever strategy the coordinator names. */
-export class Learner implements LocalLearner {
+export class Learner implements LocalLearner, RateTester {
   readonly model: Model;
   readonly meter = new Meter();
   readonly control = new TrainingControl();
@@ -39,6 +42,8 @@ export class Learner implements LocalLearner {
   #split: Split;
   #lastSteps = 0;
   #expectedSteps = 0;
+  /** Learning rates that were tried, and how many there are; null: none are being tried. */
+  #rates: { tried: number; readonly all: number } | null = null;
   #figures = {
     start: null as number | null, before: null as number | null, after: null as number | null, stepMs: 0, seconds: 0,
   };
@@ -52,8 +57,9 @@ export class Learner implements LocalLearner {
     this.#split = examples.split();
   }
 
-  /** Of the round in training, 0 to 1: by the steps of the round before, else by its settings. */
+  /** Of the training in progress, 0 to 1: a round's by the steps of the round before, else by its settings. */
   get progress(): number {
+    if (this.#rates !== null) return this.#rates.tried / this.#rates.all;
     return this.#expectedSteps === 0 ? 0 : Math.min(1, this.control.steps / this.#expectedSteps);
   }
 
@@ -108,6 +114,29 @@ export class Learner implements LocalLearner {
     const after = await this.#score(strategy, trained.state);
     this.#figures = { ...this.#figures, before, after, seconds: (performance.now() - started) / 1000 };
     return trained;
+  }
+
+  /** What learning rates do to the loss on held-out training examples; empty: there are too few. */
+  async tryRates(asked: RatesToTry): Promise<readonly number[]> {
+    this.control.begin();
+    const { train } = this.#examples.split();
+    const { kept, held } = heldOut(train.y);
+    if (held.length === 0 || kept.length < this.#programs.minBatch) return [];
+    this.#split = { train: rowsIn(train, kept), test: rowsIn(train, held) };
+    const rates = { tried: 0, all: asked.rates.length };
+    this.#rates = rates;
+    try {
+      return await tryRates(this, asked, () => (rates.tried += 1));
+    } finally {
+      this.#rates = null;
+      this.#split = this.#examples.split();
+      this.meter.take(); // no round's costs
+    }
+  }
+
+  /** On the test part. */
+  async loss(network: Network, score: Score | null): Promise<number> {
+    return (await this.#evaluator().evaluate(network, score)).ownLoss;
   }
 
   async train(
@@ -213,6 +242,10 @@ export class Learner implements LocalLearner {
       if (call >= WARM_UP_CALLS) this.meter.inference(performance.now() - started);
     }
   }
+}
+
+function rowsIn({ x, y }: Labelled, rows: readonly number[]): Labelled {
+  return { x: rowsOf(x, rows), y: rowsOf(y, rows) };
 }
 
 /** What the last delivered round has left. */

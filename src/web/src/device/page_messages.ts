@@ -48,7 +48,7 @@ export type Command =
 
 export type Phase =
   | "opening" | "needs-invitation" | "enrolling" | "fetching-bundle" | "needs-examples"
-  | "connecting" | "waiting" | "receive" | "train" | "send" | "paused" | "finished" | "left"
+  | "connecting" | "waiting" | "calibrate" | "receive" | "train" | "send" | "paused" | "finished" | "left"
   | "other-tab" | "failed";
 
 /**

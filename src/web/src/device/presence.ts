@@ -1,6 +1,6 @@
 /** What a device says about itself and its data, and when it says so again. */
 
-import type { Announcement, Heartbeat, Presence } from "../wire/messages.ts";
+import type { Announcement, CalibrationAnswer, Heartbeat, Presence } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
 import type { DevicePhase } from "./decide.ts";
 import type { Binding } from "./journal.ts";
@@ -32,12 +32,13 @@ export interface Identity {
   readonly chunkBytes: number;
 }
 
-/** The retained record, or the last will. */
+/** The retained record, or the last will; `calibration`: what came of learning rates, where the device is there. */
 export function presenceOf(
   who: Identity,
   status: Presence["status"],
   data: DataSummary,
   held: readonly string[] = [],
+  calibration: CalibrationAnswer | null = null,
 ): Presence {
   return message("presence", {
     device_id: who.deviceId,
@@ -51,6 +52,7 @@ export function presenceOf(
     chunk_bytes: who.chunkBytes,
     held: [...held],
     sequence: who.sequence,
+    calibration,
   });
 }
 

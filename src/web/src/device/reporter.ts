@@ -1,7 +1,7 @@
 /** What the device publishes of itself: presence, heartbeat, and the bytes that it has paid. */
 
 import type { DeviceEndpoint } from "../wire/endpoint.ts";
-import type { Announcement } from "../wire/messages.ts";
+import type { Announcement, CalibrationAnswer } from "../wire/messages.ts";
 import type { DevicePhase } from "./decide.ts";
 import type { Learner } from "./learner.ts";
 import { type DataSummary, heartbeatOf, type Identity, presenceOf, PresenceTimer } from "./presence.ts";
@@ -23,7 +23,7 @@ export type DeviceEnd = Pick<
 export type AgentLearner = Pick<
   Learner,
   | "model" | "meter" | "control" | "numExamples" | "classCounts" | "lastExample" | "asksClassCounts" | "strategy" | "round"
-  | "figures"
+  | "figures" | "tryRates"
 >;
 
 /** Where the device stands, as it is told. */
@@ -44,6 +44,7 @@ export class Reporter {
   #summary: DataSummary;
   /** What held the device when it presented itself; null: it has not. */
   #presented: string | null = null;
+  #calibration: CalibrationAnswer = { key: "", ratios: [] };
   #heartbeatDue = Infinity;
   #totalsDue = 0;
 
@@ -91,6 +92,12 @@ export class Reporter {
     if (!same) await this.#present(standing);
   }
 
+  /** Tells what came of learning rates; without a link, when it is back. */
+  async calibrated(answer: CalibrationAnswer, standing: Standing): Promise<void> {
+    this.#calibration = answer;
+    await this.#present(standing);
+  }
+
   /** Does what is due. */
   async advance(now: number, standing: Standing): Promise<void> {
     const changed = this.#presented !== null && this.#presented !== standing.held.join();
@@ -122,7 +129,8 @@ export class Reporter {
 
   async #present(standing: Standing): Promise<void> {
     const { held } = standing;
-    if (await this.#end.publish(presenceOf(this.#who, "online", this.#summary, held))) this.#presented = held.join();
+    const presence = presenceOf(this.#who, "online", this.#summary, held, this.#calibration);
+    if (await this.#end.publish(presence)) this.#presented = held.join();
   }
 
   async #keepTotals(): Promise<void> {

@@ -1,6 +1,4 @@
-/** One local round at a time, held or given up between two steps. */
-
-import type { TrainedRound } from "../federation/client.ts";
+/** One local training at a time, held or given up between two steps. */
 
 /** The round in progress was given up between two steps; nothing has changed. */
 export class TrainingCancelled extends Error {
@@ -50,16 +48,16 @@ export class TrainingControl {
   }
 }
 
-/** A round that runs, and what came of it. */
-export class RunningRound {
-  #ended: { readonly trained: TrainedRound | null; readonly error: unknown } | null = null;
+/** A training that runs, and what came of it. */
+export class Running<T> {
+  #ended: { readonly made: T | null; readonly error: unknown } | null = null;
 
   /** `wake` is called when it is done. */
-  constructor(work: Promise<TrainedRound>, wake: () => void) {
+  constructor(work: Promise<T>, wake: () => void) {
     void work
       .then(
-        (trained) => (this.#ended = { trained, error: null }),
-        (error: unknown) => (this.#ended = { trained: null, error }),
+        (made) => (this.#ended = { made, error: null }),
+        (error: unknown) => (this.#ended = { made: null, error }),
       )
       .then(wake);
   }
@@ -69,9 +67,9 @@ export class RunningRound {
   }
 
   /** What it made, or what it threw; null if it was given up. */
-  take(): TrainedRound | null {
-    const { trained = null, error = null } = this.#ended ?? {};
-    if (error === null || error instanceof TrainingCancelled) return trained;
+  take(): T | null {
+    const { made = null, error = null } = this.#ended ?? {};
+    if (error === null || error instanceof TrainingCancelled) return made;
     throw error;
   }
 }

@@ -10,7 +10,7 @@ import { Layout, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensors } from "../tensors/tensors.ts";
 import { LOCAL_INIT, localAggregation } from "./ala.ts";
 import {
-  CHANGE, checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, personalNames, prefixed,
+  CHANGE, checkNames, clientInit, clientModel, initialPayload, merged, networkTensors, numbersOf, numExamples, PARAMS, personalNames, prefixed,
   selected, tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
 } from "./common.ts";
 import { choice } from "./settings.ts";
@@ -86,14 +86,16 @@ export function averaging<S extends SharedTraining>(
 ): Strategy {
   const { name, programs, settings, model, shared, extra = NOTHING } = context;
   const own = TensorMap.zeros(extra);
+  const payload = { required: float32Forms(downLayout(context)), optional: new Map() };
   return {
     name,
     programs,
     classCounts: false,
-    payload: { required: float32Forms(downLayout(context)), optional: new Map() },
+    payload,
     uplink: { required: new Map([...float32Forms(shared), ...float32Forms(extra, CHANGE)]), optional: new Map() },
     batchSizes: new Map([["batch_size", settings.batchSize]]),
     carried: personalNames(model, shared),
+    initialPayload: () => initialPayload(model, payload),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, own.tensors()) }),
     clientUpdate: (state, payload, tools) => update(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -6,9 +6,9 @@
  */
 
 import { InputError } from "../errors.ts";
-import { float32, Layout, sameShape, TensorMap } from "../tensors/tensors.ts";
+import { float32, Layout, sameShape, sizeOf, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
-import type { ClientState, ClientTools, Evaluation, Model, Payload, Update } from "./types.ts";
+import type { ClientState, ClientTools, Evaluation, Model, Payload, TensorForm, TensorForms, Update } from "./types.ts";
 
 export const PARAMS = "params/";
 export const BUFFERS = "state/";
@@ -124,6 +124,19 @@ export function selected(tensors: Tensors, layout: Layout): Map<string, Tensor> 
 /** A network's very tensors under the names that they have in states, payloads and updates. */
 export function networkTensors({ params, buffers }: Network): Map<string, Tensor> {
   return new Map([...params.tensors(PARAMS), ...buffers.tensors(BUFFERS)]);
+}
+
+/** A first payload of such forms: the model's own values, and zeros of what is not the model's. */
+export function initialPayload({ network }: Model, { required }: TensorForms): Tensors {
+  const own = networkTensors(network);
+  return new Map([...required].map(([name, form]) => [name, own.get(name) ?? zerosOf(form)]));
+}
+
+function zerosOf({ dtype, shape }: TensorForm): Tensor {
+  const fixed = shape.map((axis) => axis ?? 0);
+  if (dtype === "float32") return float32(fixed, new Float32Array(sizeOf(fixed)));
+  if (dtype === "uint8") return { dtype, shape: fixed, data: new Uint8Array(sizeOf(fixed)) };
+  throw new InputError(`a first payload of ${dtype}: expected float32 or uint8`);
 }
 
 /** The names of `networkTensors`. */

@@ -11,7 +11,7 @@ import type { TensorMap } from "../tensors/tensors.ts";
 import { finishRound, initialise, SHARED_TRAINING, startOf } from "./averaging.ts";
 import type { InitialModel } from "./averaging.ts";
 import {
-  BUFFERS, clientInit, clientModel, listed, numbersOf, PARAMS, tensorOf, unpack, wholeLayout,
+  BUFFERS, clientInit, clientModel, initialPayload, listed, numbersOf, PARAMS, tensorOf, unpack, wholeLayout,
 } from "./common.ts";
 import { choice, flag, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
@@ -49,14 +49,16 @@ export const build: Factory = (settings, model) => {
   const chosen = parseSettings(NAME, settings, SETTINGS);
   const { layers, betas } = alignment(model);
   const context = { settings: chosen, model, layers, betas, uplink: withPrototypes(model, layers, LOCAL) };
+  const payload = { required: float32Forms(withPrototypes(model, layers, GLOBAL)), optional: new Map() };
   return {
     name: NAME,
     programs: [TASK_LOSS],
     classCounts: false,
-    payload: { required: float32Forms(withPrototypes(model, layers, GLOBAL)), optional: new Map() },
+    payload,
     uplink: { required: float32Forms(context.uplink), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
     carried: new Set(),
+    initialPayload: () => initialPayload(model, payload),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -62,6 +62,7 @@ export const build: Factory = (settings, model) => {
     uplink: { required: new Map(), optional: prototypes },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
     carried: new Set([...networkNames(model)].filter((name) => name !== PARAMS + context.head)),
+    initialPayload: () => null, // the anchors, driven apart from a random start
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

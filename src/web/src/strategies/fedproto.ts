@@ -44,6 +44,7 @@ export const build: Factory = (settings, model) => {
     uplink: { required: ownPrototypeForms(model), optional: new Map() },
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
     carried: networkNames(model),
+    initialPayload: () => (context.settings.firstPrototypes === "normal" ? null : noPrototypes(model)),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, noPrototypes(model)) }),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

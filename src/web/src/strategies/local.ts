@@ -34,6 +34,7 @@ export const build: Factory = (settings, model) => {
     uplink: nothing,
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
     carried: networkNames(model),
+    initialPayload: () => new Map(),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -2,7 +2,7 @@
 
 import type { Layout, Network } from "../tensors/tensors.ts";
 import {
-  clientInit, clientModel, merged, networkTensors, otherParameterNames, parameterNames, personalNames, prefixed,
+  clientInit, clientModel, initialPayload, merged, networkTensors, otherParameterNames, parameterNames, personalNames, prefixed,
   selected, sharedLayout, unpackNetwork, updateOf, withoutPrefix,
 } from "./common.ts";
 import { localPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms, prototypeInputs } from "./prototypes.ts";
@@ -47,14 +47,16 @@ export const build: Factory = (settings, model) => {
   const shared = sharedLayout(model, chosen.head);
   const context = { settings: chosen, model, shared };
   const body = float32Forms(shared);
+  const payload = { required: new Map([...body, ...prototypeForms(model)]), optional: new Map() };
   return {
     name: NAME,
     programs: [TASK_LOSS, OBJECTIVE],
     classCounts: true,
-    payload: { required: new Map([...body, ...prototypeForms(model)]), optional: new Map() },
+    payload,
     uplink: { required: new Map([...body, ...ownPrototypeForms(model)]), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
     carried: personalNames(model, shared),
+    initialPayload: () => initialPayload(model, payload),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -130,6 +130,8 @@ export interface Strategy {
    * fit: of its own model, which a first payload leaves as it is.
    */
   readonly carried: ReadonlySet<string>;
+  /** What the server sends in the first round; null: it draws that, so that nobody else knows it. */
+  readonly initialPayload: () => Tensors | null;
   readonly clientInit: () => ClientState;
   readonly clientUpdate: (
     state: ClientState,

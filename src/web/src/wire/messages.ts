@@ -16,6 +16,9 @@ export const PROTOCOL_MINOR = 1;
 /** One packet less what MQTT and a signature need. */
 export const MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64;
 
+/** Of a calibration. */
+export const MOST_RATES = 16;
+export const MOST_CALIBRATING = 64;
 /** Checked before it is kept anywhere or becomes a key of a store. */
 const TRANSFER_ID = textLike(/^[0-9a-f]{32}$/);
 const WORD = text(64);
@@ -52,6 +55,21 @@ const BUNDLE_PROGRESS = group({
   reason: optional(text(500), ""),
 });
 
+/**
+ * Learning rates that some devices are to try before the first round. `key` names the order; `settings`: the announced
+ * strategy's, with any rate; `rates` ascend; `devices`: who is asked.
+ */
+const CALIBRATION_ORDER = group({
+  key: WORD,
+  settings: OBJECT,
+  seed: BIG_WHOLE,
+  rates: list(NUMBER, { least: 1, most: MOST_RATES }),
+  devices: list(WORD, { most: MOST_CALIBRATING }),
+});
+
+/** What came of the rates of the order `key`; no ratios: the device could try none, or has answered no order. */
+const CALIBRATION_ANSWER = group({ key: WORD, ratios: optional(list(NUMBER, { most: MOST_RATES }), []) });
+
 const PRESENCE = schema("presence", {
   device_id: WORD,
   boot_id: WORD,
@@ -68,7 +86,8 @@ const PRESENCE = schema("presence", {
   takes_bundles: optional(BOOLEAN, false),
   progress: optional(nullable(BUNDLE_PROGRESS), null),
   handshake: optional(nullable(DEVICE_HANDSHAKE), null),
-});
+  calibration: optional(nullable(CALIBRATION_ANSWER), null),
+}, ["calibration"]);
 
 const ANNOUNCEMENT = schema("announcement", {
   federation: WORD,
@@ -90,7 +109,8 @@ const ANNOUNCEMENT = schema("announcement", {
   run_id: optional(WORD, ""),
   receipts: optional(list(RECEIPT_NAME), []),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
-});
+  calibration: optional(nullable(CALIBRATION_ORDER), null),
+}, ["calibration"]);
 
 const TRANSFER_OFFER = schema("manifest", {
   transfer_id: TRANSFER_ID,
@@ -165,12 +185,13 @@ type Schemas = typeof SCHEMAS;
  * training samples of each class, only where the strategy asks for them. `strategies`: what the
  * device can do; empty: all. `chunk_bytes`: the largest chunk data that it takes; 0: no limit. `held`:
  * the owner's conditions that are not met now; a device with any is not to be invited. `takes_bundles`:
- * whether it takes another bundle over the wire; a browser gets its own from the hub.
+ * whether it takes another bundle over the wire; a browser gets its own from the hub. `calibration`: left out by a
+ * device that can try no learning rates.
  */
 export interface Presence extends RecordOf<typeof PRESENCE> {}
 /**
  * Coordinator → all, retained (`all/ctl`): where the federation stands. `bundles`: further ones whose
- * devices take part.
+ * devices take part. `calibration`: left out but while devices are asked.
  */
 export interface Announcement extends RecordOf<typeof ANNOUNCEMENT> {}
 /** Announces a blob that a transfer will carry; `base`: SHA-256 of what a codec refers to. */
@@ -188,6 +209,8 @@ export interface Receipt extends RecordOf<typeof RECEIPT> {}
 /** Device → coordinator: liveness; bytes are totals at the socket since the device joined. */
 export interface Heartbeat extends RecordOf<typeof HEARTBEAT> {}
 export type DeviceHandshake = NonNullable<Presence["handshake"]>;
+export type CalibrationOrder = NonNullable<Announcement["calibration"]>;
+export type CalibrationAnswer = NonNullable<Presence["calibration"]>;
 export type CoordinatorHandshake = NonNullable<Announcement["handshake"]>;
 
 /** Records by their `type`. */

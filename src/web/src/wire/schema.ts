@@ -175,14 +175,16 @@ export const OBJECT: Field<Readonly<Record<string, unknown>>> = {
   write: anyText,
 };
 
-export function list<T>(item: Field<T>): Field<readonly T[]> {
-  return {
+/** At most `most` of them, and no fewer than `least`. */
+export function list<T>(item: Field<T>, { least = 0, most = Infinity } = {}): Field<readonly T[]> {
+  const any: Field<readonly T[]> = {
     read: (value, where) =>
       Array.isArray(value)
         ? value.map((each, index) => item.read(each, `${where}[${index}]`))
         : fail(where, "a list", value),
     write: (values) => `[${values.map(item.write).join(",")}]`,
   };
+  return most === Infinity ? any : checked(any, ({ length }) => length >= least && length <= most, `${least} to ${most} of them`);
 }
 
 export function pair<T>(item: Field<T>): Field<readonly [T, T]> {

@@ -5,6 +5,7 @@ import { Meter } from "../../src/device/meter.ts";
 import { Store } from "../../src/device/store.ts";
 import { TrainingCancelled, TrainingControl } from "../../src/device/training.ts";
 import { DivergedError } from "../../src/errors.ts";
+import type { RatesToTry } from "../../src/federation/calibration.ts";
 import type { ReceivedPayload, TrainedRound } from "../../src/federation/client.ts";
 import type { AgentLearner, DeviceEnd } from "../../src/device/reporter.ts";
 import type { Model, Strategy } from "../../src/strategies/types.ts";
@@ -12,7 +13,7 @@ import { encode } from "../../src/tensors/safetensors.ts";
 import { float32, Layout, type Tensor, TensorMap } from "../../src/tensors/tensors.ts";
 import type { EndpointEvent } from "../../src/wire/endpoint.ts";
 import { transferId } from "../../src/wire/transfer.ts";
-import { type Announcement, type Heartbeat, message, type Presence, type Task, type TransferOffer } from "../../src/wire/messages.ts";
+import { type Announcement, type CalibrationOrder, type Heartbeat, message, type Presence, type Task, type TransferOffer } from "../../src/wire/messages.ts";
 
 const BINDING = { federation: "home", bundle: "b", layoutHash: "l", signer: "s" };
 const LAYOUT = new Layout([["w", [4]]]);
@@ -142,6 +143,17 @@ class ScriptedLearner implements AgentLearner {
     return { state: { roundId, tensors }, residual: new Map(), update, blob: encode(tensors), coding };
   }
 
+  async tryRates({ rates }: RatesToTry): Promise<readonly number[]> {
+    this.control.begin();
+    this.began.push(`rates ${rates.join(" ")}`);
+    do {
+      await new Promise((resolve) => setTimeout(resolve, 1));
+      await this.control.between();
+    } while (!this.free);
+    if (this.failure !== null) throw this.failure;
+    return rates.map((rate) => rate / 2);
+  }
+
   figures({ roundId }: { readonly roundId: number }) {
     return { round: roundId, before: null, after: null, loss: 0.5, stepMs: 1, seconds: 1 };
   }
@@ -158,6 +170,10 @@ function named(id: string): string {
 function announcement(changes: Partial<Announcement> = {}): Announcement {
   const given = { federation: "home", boot_id: "1", phase: "training", round_id: 5, rounds: 5, strategy: "fedavg" } as const;
   return { ...message("announcement", { ...given, bundle: "b", layout_hash: "l" }), ...changes };
+}
+
+function calibration(key: string, { devices = ["d"], rates = [0.2, 0.4] } = {}): CalibrationOrder {
+  return { key, settings: { optimiser: { kind: "sgd", lr: 1 } }, seed: 1n, rates, devices };
 }
 
 function offer(roundId: number, name: string): TransferOffer {
@@ -404,6 +420,49 @@ const CASES: Readonly<Record<string, Case>> = {
     await bench.until(() => bench.agent.phase === "idle" && said().at(-1) === "online owner");
     bench.agent.release();
     await bench.until(() => said().at(-1) === "online");
+  },
+
+  "learning rates are tried where they are asked for, and what came of them is told": async (bench) => {
+    const told = (): unknown => bench.end.published.findLast((one) => one.type === "presence")?.calibration;
+    await bench.until(() => told() !== undefined);
+    equal(told(), { key: "", ratios: [] });
+    bench.tell(announcement({ calibration: calibration("k", { devices: ["other"] }) }));
+    bench.tell(announcement({ calibration: calibration("k") }));
+    await bench.until(() => JSON.stringify(told()) === '{"key":"k","ratios":[0.1,0.2]}');
+    bench.tell(announcement({ calibration: calibration("k") }));
+    bench.tell(announcement({ calibration: calibration("falling", { rates: [0.4, 0.2] }) }));
+    await bench.until(() => JSON.stringify(told()) === '{"key":"falling","ratios":[]}');
+    bench.learner.failure = new Error("no memory");
+    bench.tell(announcement({ calibration: calibration("failing") }));
+    await bench.until(() => JSON.stringify(told()) === '{"key":"failing","ratios":[]}');
+    equal(bench.learner.began, ["rates 0.2 0.4", "rates 0.2 0.4"]);
+  },
+
+  "a task goes before learning rates, which are tried again behind it": async (bench) => {
+    bench.learner.free = false;
+    bench.tell(announcement({ calibration: calibration("k") }));
+    await bench.until(() => bench.agent.calibrates);
+    bench.tell(task(1));
+    await bench.did("expect 1a");
+    equal([bench.agent.calibrates, bench.learner.began], [false, ["rates 0.2 0.4"]]);
+    bench.learner.free = true;
+    bench.give(1);
+    await bench.did("send 1");
+    bench.deliver();
+    await bench.until(() => bench.learner.began.length === 3);
+    equal(bench.learner.began, ["rates 0.2 0.4", "1 up to 7", "rates 0.2 0.4"]);
+  },
+
+  "learning rates wait for the owner, and end when nobody asks any more": async (bench) => {
+    bench.agent.hold(["owner"]);
+    bench.learner.free = false;
+    bench.tell(announcement({ calibration: calibration("k") }));
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    equal([bench.agent.calibrates, bench.learner.began], [false, []]);
+    bench.agent.release();
+    await bench.until(() => bench.agent.calibrates);
+    bench.tell(announcement());
+    await bench.until(() => !bench.agent.calibrates);
   },
 
   "a round whose receipt only the announced end tells counts": async (bench) => {

@@ -9,6 +9,7 @@
 import assert from "node:assert/strict";
 import { after, test } from "node:test";
 import { InputError } from "../../src/errors.ts";
+import { heldOut, tryRates } from "../../src/federation/calibration.ts";
 import { Evaluator } from "../../src/runtime/evaluation.ts";
 import { Programs } from "../../src/runtime/programs.ts";
 import { clientRng } from "../../src/runtime/random.ts";
@@ -19,6 +20,7 @@ import type {
   ClientState, ClientTools, Evaluation, Model, Payload, Strategy, TensorForms, Update,
 } from "../../src/strategies/types.ts";
 import type { Tensor, Tensors } from "../../src/tensors/tensors.ts";
+import { rowsOf } from "../../src/tensors/tensors.ts";
 import { goldenRounds } from "../golden_rounds.ts";
 import type { Case, Told } from "../golden_rounds.ts";
 
@@ -86,6 +88,51 @@ for (const one of golden.cases) {
     assert.ok(errors.model <= LIMIT, `the model differs by ${errors.model} of its change`);
     assert.ok(errors.others <= LIMIT, `other tensors differ by ${errors.others}`);
   });
+}
+
+/** Rates of which a first payload is the server's own draw. */
+const DRAWN = new Set(["fedhp, its own", "fedhp, sum, lost anchors", "fedproto, as FedAli compares it"]);
+
+for (const one of golden.cases) {
+  const name = `${one.strategy}, ${one.name}`;
+  test(`${name}: what learning rates do, as the Python devices find it`, async () => {
+    const bundle = await open(one.bundle);
+    let tried = 0;
+    const { settings, ratios: expected } = one.calibration;
+    const asked = { strategy: one.strategy, settings, seed: golden.seed, rates: golden.rates };
+    const ratios = await tryRates(await testerOf(bundle), asked, () => (tried += 1));
+    if (DRAWN.has(name)) {
+      assert.deepEqual([ratios, tried], [[], 0]);
+      return;
+    }
+    assert.ok(tried >= 3, `${tried} rates`);
+    assert.equal(ratios.length, expected.length);
+    for (const [at, ratio] of expected.entries()) {
+      assert.ok(Math.abs(ratios[at]! - ratio) < 1e-4 * Math.max(1, ratio), `expected ${expected}, got ${ratios}`);
+    }
+  });
+}
+
+/** The client `phone` without a quarter of its examples. */
+async function testerOf(bundle: Opened): Promise<Parameters<typeof tryRates>[0]> {
+  const { model, programs, outputs, data } = bundle;
+  const part = (name: string): Tensor => tensorOf(data, `phone/${name}`);
+  const { kept, held } = heldOut(part("y_train"));
+  const rows = (numbers: readonly number[]): { x: Tensor; y: Tensor } =>
+    ({ x: rowsOf(part("x_train"), numbers), y: rowsOf(part("y_train"), numbers) });
+  const evaluator = new Evaluator(programs, model.task, outputs, rows(held));
+  return {
+    model,
+    strategy: (name, settings) => build(name, settings, model),
+    train: async (strategy, state, payload) => {
+      const tools = await toolsOf(bundle, "phone", payload);
+      const training = { ...tools.training, ...rows(kept) };
+      const evaluate: ClientTools["evaluate"] = (network, score) => evaluator.evaluate(network, score);
+      const statistics: ClientTools["statistics"] = (network) => evaluator.statistics(network);
+      return strategy.clientUpdate(state ?? strategy.clientInit(), payload, { ...tools, training, evaluate, statistics });
+    },
+    loss: async (network, score) => (await evaluator.evaluate(network, score)).ownLoss,
+  };
 }
 
 test("a strategy takes and refuses the settings that the Python devices do, and names the same one", async () => {

@@ -8,7 +8,8 @@ import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence }
 import type { PhoneState } from "../phone.ts";
 import { PHASES, TRAIN } from "../../texts.ts";
 
-const PAUSABLE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", "train", "send"]);
+const PAUSABLE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "calibrate", "receive", "train", "send"]);
+const TRAINING: ReadonlySet<Phase> = new Set(["calibrate", "train"]);
 const BUSY: ReadonlySet<Phase> = new Set(["opening", "enrolling", "fetching-bundle", "connecting", "receive", "send"]);
 const OVER: ReadonlySet<Phase> = new Set(["left", "finished"]);
 
@@ -57,7 +58,7 @@ function nowPart(app: App): Screen {
       show(text, said !== "");
       setText(detail, sentence(status.detail));
       show(detail, status.detail !== "");
-      show(meter, phase === "train");
+      show(meter, TRAINING.has(phase));
       show(moving, BUSY.has(phase));
       fill.style.inlineSize = `${100 * status.progress}%`;
       bar.setAttribute("aria-valuenow", String(percent(status.progress)));
