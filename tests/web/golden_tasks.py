@@ -54,6 +54,7 @@ def _case(name: TaskName, outputs: NDArray[np.float32], y: NDArray[Any]) -> dict
         "losses": losses,
         "scores": {metric: _number(value) for metric, value in task.score(statistics).items()},
         "quality": _number(task.quality(statistics)),
+        "worths": task.worths(outputs, y).tolist(),
     }
 
 

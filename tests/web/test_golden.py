@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from web import golden_intake, golden_optimisers, golden_random, golden_shared, golden_tasks
+from web import (
+    golden_gate,
+    golden_intake,
+    golden_optimisers,
+    golden_random,
+    golden_shared,
+    golden_tasks,
+)
 
 _GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden"
 
@@ -13,6 +20,7 @@ _GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden
 @pytest.mark.parametrize(
     ("name", "written"),
     [
+        ("gate", golden_gate.cases),
         ("intake", golden_intake.cases),
         ("random", golden_random.numbers),
         ("shared", golden_shared.facts),

@@ -43,6 +43,7 @@ const PICTURES: readonly Picture[] = [
   { name: "needs-examples", status: JOINED },
   { name: "connecting", status: at("connecting", { detail: "The hub does not answer. Next try in 8 s." }) },
   { name: "waiting", status: at("waiting", { round: 7 }) },
+  { name: "trying-rates", status: at("calibrate", { round: 0, history: [], inUse: null, lastSent: [], progress: 0.4 }) },
   { name: "training", status: TRAINING },
   { name: "training-first", status: at("train", { round: 1, progress: 0.08, history: [], lastSent: [] }) },
   { name: "training-one", status: at("waiting", { round: 1, history: TRAINING.history.slice(0, 1) }) },

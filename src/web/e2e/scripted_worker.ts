@@ -36,7 +36,7 @@ const HISTORY: readonly RoundFigures[] = [
 
 export const BEFORE: Status = {
   phase: "needs-invitation", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null, use: "auto", inUse: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: true,
 };
 
@@ -48,6 +48,10 @@ export const JOINED: Status = {
 export const TRAINING: Status = {
   ...JOINED, phase: "train", round: 8, progress: 0.62, history: HISTORY, bytesUp: 20_344_120, bytesDown: 46_288_024,
   exampleCounts: [42, 18, 7, 51, 33, 24],
+  inUse: {
+    personal: true,
+    evidence: { task: "classification", examples: 33, before: 0.52, now: 0.85, gain: 0.33, variance: 0.01, fleet: null },
+  },
   lastSent: [
     "patch.conv.weight", "patch.conv.bias", "blocks.0.attention.query.weight", "blocks.0.attention.key.weight",
     "blocks.0.attention.value.weight", "blocks.0.feed_forward.0.weight", "blocks.0.feed_forward.2.weight", "head.weight", "head.bias", "prototypes",

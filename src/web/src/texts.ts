@@ -134,6 +134,17 @@ export const JOIN = {
   none: "Paste an invitation first. It begins with “protofleet:”.",
 } as const;
 
+export const IN_USE = {
+  personal: "On this phone your own model answers:",
+  bundle: "On this phone the model that you started with answers:",
+  chosen: "you chose so in the settings.",
+  untested: "too few examples are kept back to compare yours with it. About five of a class are needed.",
+  compared: (now: string, before: string, examples: number) =>
+    `yours has ${now}, the one that you started with ${before}, on ${examples} of your examples that neither has seen.`,
+  tooLittle: "That is too little to show that yours helps.",
+  error: (size: number) => `an error of ${size.toPrecision(4)}`,
+} as const;
+
 export const TRAIN = {
   round: (round: number, rounds: number) => (rounds > 0 ? `Round ${round} of ${rounds}` : `Round ${round}`),
   noRound: "No round yet",
@@ -419,6 +430,9 @@ export const SENT = {
 
 export const SETTINGS = {
   title: "Settings",
+  use: "Which model answers",
+  useHint: "What this phone trains and sends stays the same.",
+  uses: { auto: "The one that is shown to be better for you", personal: "Always your own", bundle: "Always the one that you started with" },
   when: "When it may train",
   charging: "Only while charging",
   chargingUntold: "This browser does not tell whether the phone charges, so this is not enforced.",

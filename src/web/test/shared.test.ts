@@ -78,7 +78,6 @@ const OTHER_CHANNELS = ["LEASE", "DOWN_BUNDLE", "SHARED_CHUNK"];
 
 /** Fields that a browser neither reads nor writes; who adds one decides, and says here that it is not for browsers. */
 const NOT_HERE: Readonly<Record<string, readonly string[]>> = {
-  task: ["fleet"],
   need: ["listening"],
   heartbeat: ["log"],
 };

@@ -477,9 +477,10 @@ export class Agent {
       await this.#drop(this.#over || "a newer task came");
       return;
     }
-    const { transfer_id: transferId } = this.#round.payload;
+    const { task, payload: { transfer_id: transferId } } = this.#round;
+    const evidence = { ...trained.evidence, fleet: task.fleet };
     const figures = this.#learner.figures(trained.update);
-    await this.#learner.meter.within("encode", () => this.#store.commitTrained(trained, transferId, figures));
+    await this.#learner.meter.within("encode", () => this.#store.commitTrained({ ...trained, evidence }, transferId, figures));
     await this.#sendUpdate(trained.update.roundId);
   }
 

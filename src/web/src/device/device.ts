@@ -21,8 +21,9 @@ import { checkEnrolment, enrol } from "./enrolment.ts";
 import { OwnExamples } from "./examples.ts";
 import { FormerModels } from "./former.ts";
 import { adoptBundle, fetchFederation, openKept } from "./hub.ts";
+import { inUse, isServed } from "./journal.ts";
 import { Learner } from "./learner.ts";
-import type { Examples, Phase, Policy, Status } from "./page_messages.ts";
+import type { Examples, InUse, Phase, Policy, Status, Use } from "./page_messages.ts";
 import { planned } from "./move.ts";
 import { StoredParts } from "./parts.ts";
 import { type Identity, presenceOf } from "./presence.ts";
@@ -166,6 +167,11 @@ export class PhoneDevice {
     });
   }
 
+  async use(use: Use): Promise<void> {
+    await this.#store.keepUse(use);
+    this.#changed();
+  }
+
   async setPolicy(policy: Policy): Promise<void> {
     await this.#store.keepPolicy(policy);
     this.#obeyPolicy();
@@ -208,6 +214,8 @@ export class PhoneDevice {
       exampleCounts: this.#opened?.examples.counts ?? [],
       bundle: this.#opened === null ? null : factsOf(this.#opened),
       moved,
+      use: this.#store.use,
+      inUse: inUseOf(this.#store),
       policy,
       persisted: this.#persisted,
     };
@@ -476,6 +484,11 @@ export class PhoneDevice {
 /** Whether the browser has promised to keep the store; null where it does not tell. */
 async function isPersisted(): Promise<boolean | null> {
   return (await navigator.storage?.persisted?.()) ?? null;
+}
+
+function inUseOf({ journal, use }: Store): InUse | null {
+  const state = inUse(journal)?.state ?? null;
+  return state === null ? null : { personal: isServed(state, use), evidence: state.evidence ?? null };
 }
 
 function factsOf({ bundle, bytes }: Opened): Status["bundle"] {

@@ -9,7 +9,7 @@ import type { ClientState, Strategy } from "../strategies/types.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 import { openKept } from "./hub.ts";
 import { otherInput, rescaled } from "./inputs.ts";
-import type { PersonalState } from "./journal.ts";
+import { isServed, type PersonalState } from "./journal.ts";
 import { outputsOf } from "./move.ts";
 import { predictWith } from "./predictions.ts";
 import type { Store } from "./store.ts";
@@ -19,9 +19,10 @@ export class FormerModel {
   readonly #bundle: Bundle;
   readonly #programs: Programs;
   readonly #strategy: Strategy;
-  readonly #state: ClientState;
+  /** Null: the bundle's own model is in use. */
+  readonly #state: ClientState | null;
 
-  private constructor(bundle: Bundle, strategy: Strategy, state: ClientState) {
+  private constructor(bundle: Bundle, strategy: Strategy, state: ClientState | null) {
     this.#bundle = bundle;
     this.#programs = Programs.open(bundle);
     this.#strategy = strategy;
@@ -30,8 +31,10 @@ export class FormerModel {
 
   static async open(store: Store, { binding, bundle: file, strategy, settings, state }: PersonalState): Promise<FormerModel> {
     const bundle = await openKept(await store.read(file), binding);
-    const tensors = tensorsOf(await store.read(state.blob));
-    return new FormerModel(bundle, build(strategy, settings, bundle.model()), { roundId: state.roundId, tensors });
+    const own = isServed(state, store.use)
+      ? { roundId: state.roundId, tensors: tensorsOf(await store.read(state.blob)) }
+      : null;
+    return new FormerModel(bundle, build(strategy, settings, bundle.model()), own);
   }
 
   /**
@@ -48,7 +51,7 @@ export class FormerModel {
     const other = otherInput(manifest.preprocessing, now.preprocessing) !== null;
     if (manifest.task !== now.task || !enough || !tokens || other) return null;
     const own = rescaled(x, now.preprocessing, manifest.preprocessing);
-    const { data, shape } = await predictWith(this.#programs, this.#strategy, this.#state, own);
+    const { data, shape } = await this.#outputs(own);
     const made = new Float32Array(shape[0]! * columns.length);
     for (let row = 0; row < shape[0]!; row += 1) {
       columns.forEach((column, k) => {
@@ -56,6 +59,11 @@ export class FormerModel {
       });
     }
     return { dtype: "float32", shape: [shape[0]!, columns.length], data: made };
+  }
+
+  #outputs(x: Tensor): Promise<Tensor> {
+    if (this.#state === null) return this.#programs.predict(this.#bundle.model().network, x);
+    return predictWith(this.#programs, this.#strategy, this.#state, x);
   }
 
   async close(): Promise<void> {
@@ -71,7 +79,7 @@ export class FormerModels {
   /** That of the store; null: the device predicts with the model of its bundle. */
   of(store: Store): Promise<FormerModel | null> {
     const { former } = store.journal;
-    const digest = former?.binding.bundle ?? "";
+    const digest = former === null ? "" : `${former.binding.bundle} ${store.use}`;
     if (digest !== this.#digest) {
       void this.#model.then((model) => model?.close());
       this.#digest = digest;

@@ -1,7 +1,8 @@
 /** What a device store's journal says: everything about rounds that is decided by one commit. */
 
+import { type GateEvidence, helps } from "../federation/gate.ts";
 import type { Coding } from "../wire/codecs.ts";
-import type { RoundFigures } from "./page_messages.ts";
+import type { RoundFigures, Use } from "./page_messages.ts";
 
 export type RoundStage = "idle" | "received" | "outbox";
 
@@ -20,6 +21,8 @@ export interface StoredState {
   readonly transferId: string;
   readonly blob: StoredBlob;
   readonly residual: StoredBlob | null;
+  /** How its model compares with the bundle's; a store of an earlier version has none. */
+  readonly evidence?: GateEvidence;
 }
 
 /**
@@ -119,6 +122,12 @@ export function inUse(journal: Journal): PersonalState | null {
   const { binding, bundle, strategy, settings, state, former } = journal;
   if (former !== null || lastRound(journal) === 0) return former;
   return binding === null || bundle === null || state === null ? null : { binding, bundle, strategy, settings, state };
+}
+
+/** Whether predictions come of a state's model, and not of the bundle's own. */
+export function isServed(state: StoredState | null, use: Use): boolean {
+  if (state === null || state.roundId === 0 || use === "bundle") return false;
+  return use === "personal" || state.evidence === undefined || helps(state.evidence);
 }
 
 /** Where the device stands in its round. */

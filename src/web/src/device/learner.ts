@@ -4,6 +4,7 @@ import type { Bundle } from "../bundle/bundle.ts";
 import type { Manifest } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { heldOut, type RatesToTry, type RateTester, tryRates } from "../federation/calibration.ts";
+import { compare, type GateEvidence } from "../federation/gate.ts";
 import { type ClientMemory, type LocalLearner, type ReceivedPayload, trainRound, type TrainedRound } from "../federation/client.ts";
 import { tensorsOf } from "../federation/coding.ts";
 import type { Costs } from "../federation/records.ts";
@@ -23,6 +24,7 @@ import { DEVICE } from "../texts.ts";
 import type { Labelled, OwnExamples, Split } from "./examples.ts";
 import { Meter } from "./meter.ts";
 import type { RoundFigures } from "./page_messages.ts";
+import { isServed } from "./journal.ts";
 import { predictWith } from "./predictions.ts";
 import type { Store } from "./store.ts";
 import { TrainingControl } from "./training.ts";
@@ -173,6 +175,15 @@ export class Learner implements LocalLearner, RateTester {
     return [trained, { ...update, evaluation: { ...update.evaluation, start } }];
   }
 
+  async compare(strategy: Strategy, state: ClientState): Promise<GateEvidence> {
+    const evaluator = this.#evaluator();
+    return this.meter.within("evaluate", async () => {
+      const before = await evaluator.scores(this.model.network);
+      const now = await evaluator.scores(strategy.clientModel(state), strategy.clientScore(state));
+      return compare(evaluator.task, before, now, this.#split.test.y);
+    });
+  }
+
   async costs(strategy: Strategy, state: ClientState): Promise<Costs> {
     await this.meter.within("infer", () => this.#measureInference(strategy, state));
     const costs = this.meter.take();
@@ -186,11 +197,11 @@ export class Learner implements LocalLearner, RateTester {
     return { round: roundId, loss: Number.isFinite(loss) ? loss : null, ...this.#figures };
   }
 
-  /** Outputs of the last model that counted with this bundle, else of the bundle's own. */
+  /** Outputs of the last model that counted with this bundle where that is served, else of the bundle's own. */
   async predict(store: Store, x: Tensor): Promise<Tensor> {
     const { strategy: name, settings } = store.journal;
     const { state } = await memoryOf(store);
-    if (state === null) return this.#programs.predict(this.model.network, x);
+    if (state === null || !isServed(store.journal.state, store.use)) return this.#programs.predict(this.model.network, x);
     return predictWith(this.#programs, this.strategy(name, settings), state, x);
   }
 

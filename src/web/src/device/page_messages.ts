@@ -1,5 +1,6 @@
 /** What the page asks of the device's worker, and what the worker tells the page. */
 
+import type { GateEvidence } from "../federation/gate.ts";
 import type { Preprocessing } from "../bundle/manifest.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 
@@ -18,6 +19,9 @@ export interface Policy {
   readonly onlyCharging: boolean;
   readonly onlyUnmetered: boolean;
 }
+
+/** Which model predicts: the one that the evidence is for, the owner's own, or the bundle's. */
+export type Use = "auto" | "personal" | "bundle";
 
 export type Command =
   /**
@@ -42,6 +46,7 @@ export type Command =
   | { readonly kind: "leave" }
   /** Deletes all that this page has stored. */
   | { readonly kind: "forget" }
+  | { readonly kind: "use"; readonly use: Use }
   | { readonly kind: "setPolicy"; readonly policy: Policy }
   /** What the page knows of the phone; null where the browser does not tell. */
   | { readonly kind: "phone"; readonly charging: boolean | null; readonly unmetered: boolean | null; readonly online: boolean };
@@ -86,6 +91,12 @@ export interface MoveTold {
   readonly tensors: readonly string[];
 }
 
+/** `evidence`: how both models compare; null: a store of an earlier version. */
+export interface InUse {
+  readonly personal: boolean;
+  readonly evidence: GateEvidence | null;
+}
+
 /** Everything that the page shows; sent whole after each change. */
 export interface Status {
   readonly phase: Phase;
@@ -110,6 +121,9 @@ export interface Status {
   readonly bundle: BundleFacts | null;
   /** The last move to another bundle; null: none. */
   readonly moved: MoveTold | null;
+  readonly use: Use;
+  /** Which model predicts, and why; null: no round has counted. */
+  readonly inUse: InUse | null;
   readonly policy: Policy;
   readonly persisted: boolean | null;
 }

@@ -27,7 +27,7 @@ import {
   type StoredState,
 } from "./journal.ts";
 import type { PlannedMove } from "./move.ts";
-import type { MoveTold, Policy, RoundFigures } from "./page_messages.ts";
+import type { MoveTold, Policy, RoundFigures, Use } from "./page_messages.ts";
 
 const NAME = "protofleet";
 const MOST_HISTORY = 1000;
@@ -75,6 +75,8 @@ interface Facts {
   policy: Policy;
   /** What the owner wants: to take part, to pause, or to have left. */
   wish: "take-part" | "pause" | "left";
+  /** Which model predicts. */
+  use: Use;
 }
 
 const NEW: Facts = {
@@ -88,6 +90,7 @@ const NEW: Facts = {
   sent: [],
   policy: { onlyCharging: false, onlyUnmetered: false },
   wish: "take-part",
+  use: "auto",
 };
 
 export class Store {
@@ -157,6 +160,10 @@ export class Store {
     return this.#facts.wish;
   }
 
+  get use(): Use {
+    return this.#facts.use;
+  }
+
   close(): void {
     this.database.close();
   }
@@ -193,6 +200,10 @@ export class Store {
 
   async keepPolicy(policy: Policy): Promise<void> {
     await this.#keep({ policy });
+  }
+
+  async keepUse(use: Use): Promise<void> {
+    await this.#keep({ use });
   }
 
   async keepWish(wish: Facts["wish"]): Promise<void> {
@@ -287,7 +298,7 @@ export class Store {
     const [update, blobs] = await hashed(trained.blob);
     const [blob, more] = await hashed(encode(tensors));
     const [residual, rest] = trained.residual.size > 0 ? await hashed(encode(trained.residual)) : [null, []];
-    const state: StoredState = { roundId, transferId, blob, residual };
+    const state: StoredState = { roundId, transferId, blob, residual, evidence: trained.evidence };
     const sent = [...trained.update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength }));
     const pending: Pending = { roundId, update, state, coding: trained.coding, figures, sent };
     await this.#commit({ ...this.journal, received: null, pending }, { blobs: new Map([...blobs, ...more, ...rest]) });

@@ -14,7 +14,7 @@ declare const self: DedicatedWorkerGlobalScope;
 
 const CLOSED: Status = {
   phase: "opening", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null, use: "auto", inUse: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
 
@@ -81,6 +81,7 @@ const HANDLERS: Handlers = {
   resume: (it) => it.resume(),
   leave: (it) => it.leave(),
   forget: (it) => it.forget(),
+  use: (it, { use }) => it.use(use),
   setPolicy: (it, { policy }) => it.setPolicy(policy),
   phone: (it, { charging, unmetered, online }) => it.phone({ charging, unmetered }, online),
 };

@@ -11,6 +11,7 @@ import type { Tensors } from "../tensors/tensors.ts";
 import { DEVICE } from "../texts.ts";
 import { type Codec, type Coding, codecOf, encode } from "../wire/codecs.ts";
 import type { Task } from "../wire/messages.ts";
+import type { GateEvidence } from "./gate.ts";
 import { decodePayload, MOST_RECORD_CHARS, referenceOf, updateBaseline } from "./coding.ts";
 import { type Costs, type Sends, updateRecord } from "./records.ts";
 
@@ -45,6 +46,8 @@ export interface TrainedRound {
   readonly update: Update;
   readonly blob: Uint8Array;
   readonly coding: Coding;
+  /** How the trained state's model compares with the bundle's. */
+  readonly evidence: GateEvidence;
 }
 
 /** Trains a strategy on a client's own data; `device/learner.ts` does. */
@@ -58,6 +61,8 @@ export interface LocalLearner {
     seed: bigint,
     work: number,
   ): Promise<readonly [ClientState, Update]>;
+  /** The model of a state beside the bundle's, on the own test part. */
+  compare(strategy: Strategy, state: ClientState): Promise<GateEvidence>;
   /** What the round has cost, once it is trained. */
   costs(strategy: Strategy, state: ClientState): Promise<Costs>;
 }
@@ -120,6 +125,7 @@ export async function trainRound(
   const [state, update] = await learner.train(strategy, memory.state, payload, order.seed, work);
   checkTrained(state.tensors);
   checkTrained(update.tensors);
+  const evidence = await learner.compare(strategy, state);
   const costs = await learner.costs(strategy, state);
   const { task } = learner.model;
   const record = updateRecord(update, costs, { ...order.sends, work }, task, MOST_RECORD_CHARS);
@@ -132,7 +138,7 @@ export async function trainRound(
   // Of a raw blob nothing needs to be said.
   const coding =
     codec === "raw" ? { codec, rawBytes: 0, reference: "" } : { codec, rawBytes, reference: await referenceOf(raw) };
-  return { state, residual: encoded.residual, update, blob: encoded.blob, coding };
+  return { state, residual: encoded.residual, update, blob: encoded.blob, coding, evidence };
 }
 
 function checkTrained(tensors: Tensors): void {

@@ -18,12 +18,12 @@ import { BASELINE } from "../texts.ts";
 
 const OPENING: Status = {
   phase: "opening", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null, use: "auto", inUse: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
 
 /** Those in which the phone takes part, so that its screen should stay on. */
-const ACTIVE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", "train", "send"]);
+const ACTIVE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "calibrate", "receive", "train", "send"]);
 const WITHOUT_FEDERATION: ReadonlySet<Phase> = new Set(["needs-invitation", "enrolling"]);
 /** A new invitation in the address is taken up in these, too. */
 const ENDED: ReadonlySet<Phase> = new Set(["left", "finished"]);

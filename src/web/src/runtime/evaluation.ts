@@ -30,17 +30,18 @@ export class Evaluator {
   /** Statistics and mean loss; `score` classifies the features in place of the model's head. */
   async evaluate(network: Network, score: Score | null = null): Promise<Evaluation> {
     const { y } = this.#test;
-    const scores = await this.#scores(network, score);
+    const scores = await this.scores(network, score);
     const loss = this.task.losses.get(this.task.lossOf(this.#programs.gradFns.keys()))!;
     return { own: this.#count(scores), ownLoss: loss(scores, y), more: new Map() };
   }
 
   /** Null where there is no test part. */
   async statistics(network: Network, score: Score | null = null): Promise<Statistics | null> {
-    return this.#count(await this.#scores(network, score));
+    return this.#count(await this.scores(network, score));
   }
 
-  async #scores(network: Network, score: Score | null): Promise<Tensor> {
+  /** Outputs (n, outputs) of the test part. */
+  async scores(network: Network, score: Score | null = null): Promise<Tensor> {
     const { x } = this.#test;
     return score === null
       ? this.#programs.predict(network, x)

@@ -36,6 +36,10 @@ export interface LearningTask {
   readonly score: (statistics: Statistics) => MetricValues;
   /** The score by which a run's best round is chosen, as a number that is larger for better models. */
   readonly quality: (statistics: Statistics) => number;
+  /** Of each example, what outputs (n, outputs) are worth where `y` is true; larger is better. */
+  readonly worths: (outputs: Tensor, y: Tensor) => readonly number[];
+  /** Whether a difference of worths means something as a share of what there was. */
+  readonly relative: boolean;
   /** Which of a bundle's objectives is its task's own loss; without one the default. */
   readonly lossOf: (objectives: Iterable<string>) => string;
 }
@@ -72,6 +76,36 @@ function largestAt(row: Float32Array): number {
   return best;
 }
 
+function rightClasses(outputs: Tensor, y: Tensor): readonly number[] {
+  const width = outputs.shape[1]!;
+  const scores = floats(outputs);
+  return Array.from({ length: y.data.length }, (_, at) =>
+    Number(largestAt(scores.subarray(at * width, (at + 1) * width)) === Number(y.data[at])));
+}
+
+/** Of each example, the mean of the targets' errors, below 0. */
+function nearTargets(outputs: Tensor, y: Tensor): readonly number[] {
+  checkSameShape("regression", outputs, y);
+  const truths = floats(y);
+  return rowMeans(y, Array.from(floats(outputs), (said, at) => -errorOf(said, truths[at]!)));
+}
+
+/** Of each example, the share of the labels that are right. */
+function rightLabels(outputs: Tensor, y: Tensor): readonly number[] {
+  checkSameShape("multilabel", outputs, y);
+  const truths = floats(y);
+  return rowMeans(y, Array.from(floats(outputs), (said, at) => Number(said > 0 === truths[at]! > 0)));
+}
+
+function rowMeans({ shape: [rows = 0, columns = 0] }: Tensor, values: readonly number[]): readonly number[] {
+  return Array.from({ length: rows }, (_, row) => sum(values.slice(row * columns, (row + 1) * columns)) / columns);
+}
+
+function errorOf(said: number, truth: number): number {
+  const difference = Math.abs(said - truth);
+  return Number.isNaN(difference) ? LARGEST_ERROR : Math.min(difference, LARGEST_ERROR);
+}
+
 /** (T, 5): n, and the sums of |e|, e², y and y² with e = output - y, each |e| at most `LARGEST_ERROR`. */
 function errorSums(outputs: Tensor, y: Tensor): Statistics {
   checkSameShape("regression", outputs, y);
@@ -80,8 +114,7 @@ function errorSums(outputs: Tensor, y: Tensor): Statistics {
   const said = floats(outputs), truths = floats(y);
   for (let at = 0; at < n * targets; at += 1) {
     const truth = truths[at]!;
-    const difference = Math.abs(said[at]! - truth);
-    const error = Number.isNaN(difference) ? LARGEST_ERROR : Math.min(difference, LARGEST_ERROR);
+    const error = errorOf(said[at]!, truth);
     const row = sums[at % targets]!;
     [1, error, error ** 2, truth, truth ** 2].forEach((value, column) => (row[column]! += value));
   }
@@ -260,6 +293,8 @@ export const TASKS: Readonly<Record<TaskName, LearningTask>> = {
     statistics: confusion,
     checkLabels: checkClasses,
     score: scoreClasses,
+    worths: rightClasses,
+    relative: false,
     quality: ({ accuracy = NaN }) => accuracy,
   }),
   regression: taskOf({
@@ -270,6 +305,8 @@ export const TASKS: Readonly<Record<TaskName, LearningTask>> = {
     statistics: errorSums,
     checkLabels: checkNumbers,
     score: scoreTargets,
+    worths: nearTargets,
+    relative: true,
     quality: ({ rmse = NaN }) => -rmse,
   }),
   multilabel: taskOf({
@@ -280,6 +317,8 @@ export const TASKS: Readonly<Record<TaskName, LearningTask>> = {
     statistics: labelCounts,
     checkLabels: checkFlags,
     score: scoreLabels,
+    worths: rightLabels,
+    relative: false,
     quality: ({ macro_f1 = NaN }) => macro_f1,
   }),
 };

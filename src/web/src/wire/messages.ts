@@ -127,6 +127,12 @@ const TRANSFER_OFFER = schema("manifest", {
   signature: optional(text(128), ""),
 });
 
+/**
+ * What personal models do for other owners: how many have told, their mean gain as a share of the examples or of the
+ * error that there was, and how far that of another owner lies from it.
+ */
+const FLEET_GAIN = group({ owners: COUNT, mean: NUMBER, sd: NUMBER_FROM_0 });
+
 const TASK = schema("task", {
   task: oneOf("train", "finish"),
   round_id: WHOLE,
@@ -144,7 +150,8 @@ const TASK = schema("task", {
   work: optional(SHARE, 1),
   epoch: optional(EPOCH, 0),
   shared: optional(WORD, ""),
-});
+  fleet: optional(nullable(FLEET_GAIN), null),
+}, ["fleet"]);
 
 const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });
 
@@ -199,7 +206,7 @@ export interface TransferOffer extends RecordOf<typeof TRANSFER_OFFER> {}
 /**
  * Coordinator → device: take part in a round, or finish. `seed` < 2^63; `deadline_s` from arrival. `work`:
  * the share of the local training that is asked for. `shared`: the version under which its payload's chunks also
- * travel to all; this end asks for its own.
+ * travel to all; this end asks for its own. `fleet`: what personal models do for other owners, where that is told.
  */
 export interface Task extends RecordOf<typeof TASK> {}
 /** Receiver → sender: the half-open chunk ranges still missing, and how many may be sent. */
@@ -209,6 +216,7 @@ export interface Receipt extends RecordOf<typeof RECEIPT> {}
 /** Device → coordinator: liveness; bytes are totals at the socket since the device joined. */
 export interface Heartbeat extends RecordOf<typeof HEARTBEAT> {}
 export type DeviceHandshake = NonNullable<Presence["handshake"]>;
+export type FleetGain = NonNullable<Task["fleet"]>;
 export type CalibrationOrder = NonNullable<Announcement["calibration"]>;
 export type CalibrationAnswer = NonNullable<Presence["calibration"]>;
 export type CoordinatorHandshake = NonNullable<Announcement["handshake"]>;

@@ -105,6 +105,8 @@ class ScriptedEnd implements DeviceEnd {
   }
 }
 
+const EVIDENCE = { task: "classification", examples: 0, before: 0, now: 0, gain: 0, variance: 1, fleet: null } as const;
+
 /** Trains when a test lets it: each number becomes one more. */
 class ScriptedLearner implements AgentLearner {
   readonly model = MODEL;
@@ -140,7 +142,7 @@ class ScriptedLearner implements AgentLearner {
     const evaluation = { own: null, ownLoss: NaN, more: new Map() };
     const update = { clientId: "d", roundId, numExamples: 5, tensors, evaluation, loss: 0.5 };
     const coding = { codec: "raw", rawBytes: 0, reference: "" };
-    return { state: { roundId, tensors }, residual: new Map(), update, blob: encode(tensors), coding };
+    return { state: { roundId, tensors }, residual: new Map(), update, blob: encode(tensors), coding, evidence: EVIDENCE };
   }
 
   async tryRates({ rates }: RatesToTry): Promise<readonly number[]> {

@@ -30,6 +30,7 @@ function trained(roundId: number): TrainedRound {
     update: { clientId: "d", roundId, numExamples: 1, tensors: tensors(roundId + 100), evaluation, loss: 0.1 },
     blob: bytes(roundId + 100),
     coding: { codec: "raw", rawBytes: 0, reference: "" },
+    evidence: { task: "classification", examples: 0, before: 0, now: 0, gain: 0, variance: 1, fleet: null },
   };
 }
 

@@ -202,6 +202,26 @@ test("what was kept when the bundle changed is told", { skip }, async () => {
   await page.getByText("kept: params/norm.bias").waitFor();
 });
 
+test("which model answers is told with the reason, and the owner may choose", { skip }, async () => {
+  const evidence = TRAINING.inUse!.evidence!;
+  const said: readonly [Partial<Status>, string][] = [
+    [{}, "On this phone your own model answers: yours has 85 %, the one that you started with 52 %, on 33 of your examples that neither has seen."],
+    [{ inUse: { personal: false, evidence: { ...evidence, now: 0.5 } } }, "That is too little to show that yours helps."],
+    [{ inUse: { personal: false, evidence: { ...evidence, examples: 0 } } }, "too few examples are kept back"],
+    [{ inUse: { personal: true, evidence: { ...evidence, task: "regression", before: -12.5, now: -3 } } }, "yours has an error of 3.000, the one that you started with an error of 12.50"],
+    [{ use: "bundle", inUse: { personal: false, evidence } }, "On this phone the model that you started with answers: you chose so in the settings."],
+  ];
+  for (const [more, text] of said) {
+    const page = await open({ ...TRAINING, ...more });
+    await page.getByText(text).waitFor();
+    await context?.close();
+  }
+  const page = await open(TRAINING, "#/settings");
+  assert.ok(await page.getByLabel("The one that is shown to be better for you").isChecked());
+  await page.getByLabel("Always your own").check();
+  assert.deepEqual(await sent(page, "use"), [{ kind: "use", use: "personal" }]);
+});
+
 test("policy, pause and sections", { skip }, async () => {
   const page = await open(TRAINING);
   await page.getByRole("button", { name: "Pause" }).click();

@@ -19,6 +19,7 @@ interface Case {
   losses: Record<string, Stored>;
   scores: Record<string, Stored>;
   quality: Stored;
+  worths: number[];
 }
 
 const OUTPUTS = 4;
@@ -55,6 +56,9 @@ cases.forEach((one, at) => {
     assert.equal(scores.length, Object.keys(one.scores).length);
     for (const [name, value] of scores) assertNumber(value, one.scores[name]!, name);
     assertNumber(task.quality(statistics), one.quality, "quality");
+    const worths = task.worths(outputs, y);
+    assert.equal(worths.length, one.worths.length);
+    worths.forEach((worth, row) => assertNumber(worth, one.worths[row]!, `worth ${row}`));
   });
 });
 

@@ -1,6 +1,6 @@
 /** When to train, what the phone keeps, and how to end. */
 
-import type { Command, Policy } from "../../device/page_messages.ts";
+import type { Command, Policy, Use } from "../../device/page_messages.ts";
 import type { App, Question, Screen } from "../app.ts";
 import { button, card, h, newId, setText, show } from "../dom.ts";
 import { type Installation, watchInstallation } from "../installation.ts";
@@ -8,11 +8,12 @@ import { canKeepScreenOn } from "../phone.ts";
 import { SETTINGS } from "../../texts.ts";
 
 export function settingsScreen(app: App): Screen {
-  const [policy, page, end] = [policyPart(app), appPart(), endPart(app)];
+  const [policy, use, page, end] = [policyPart(app), usePart(app), appPart(), endPart(app)];
   return {
     element: h("div", { class: "screen" }, h("h1", {}, SETTINGS.title),
-      h("div", { class: "columns" }, policy.element, h("div", { class: "stack" }, page.element, end.element))),
-    update: (view) => [policy, page, end].forEach((part) => part.update(view)),
+      h("div", { class: "columns" }, h("div", { class: "stack" }, policy.element, use.element),
+        h("div", { class: "stack" }, page.element, end.element))),
+    update: (view) => [policy, use, page, end].forEach((part) => part.update(view)),
   };
 }
 
@@ -49,6 +50,19 @@ function policyPart(app: App): Screen {
       wifi.set(policy.onlyUnmetered, phone.unmetered === null ? SETTINGS.wifiUntold : "");
       awake.set(app.keepScreenOn(), canKeepScreenOn() ? SETTINGS.awakeHint : SETTINGS.awakeUntold);
     },
+  };
+}
+
+const USES: readonly Use[] = ["auto", "personal", "bundle"];
+
+/** Which model answers. */
+function usePart(app: App): Screen {
+  const name = newId();
+  const boxes = USES.map((use) => h("input", { type: "radio", name, value: use, change: () => app.device.send({ kind: "use", use }) }));
+  const rows = USES.map((use, k) => h("label", { class: "setting" }, SETTINGS.uses[use], boxes[k]!));
+  return {
+    element: card(SETTINGS.use, h("fieldset", {}, h("legend", { class: "quiet" }, SETTINGS.useHint), ...rows)),
+    update: ({ status }) => boxes.forEach((box, k) => (box.checked = USES[k] === status.use)),
   };
 }
 

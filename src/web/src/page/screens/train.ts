@@ -1,12 +1,12 @@
 /** What goes on now: phase, round, progress, own accuracy, figures, and what is learned. */
 
-import type { MoveTold, Phase, Status } from "../../device/page_messages.ts";
+import type { InUse, MoveTold, Phase, Status, Use } from "../../device/page_messages.ts";
 import type { App, Screen } from "../app.ts";
 import { AccuracyChart } from "../chart.ts";
 import { button, card, facts, h, setText, show } from "../dom.ts";
 import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence } from "../format.ts";
 import type { PhoneState } from "../phone.ts";
-import { PHASES, TRAIN } from "../../texts.ts";
+import { IN_USE, PHASES, TRAIN } from "../../texts.ts";
 
 const PAUSABLE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "calibrate", "receive", "train", "send"]);
 const TRAINING: ReadonlySet<Phase> = new Set(["calibrate", "train"]);
@@ -78,15 +78,18 @@ function nowPart(app: App): Screen {
 function yoursPart(): Screen {
   const chart = new AccuracyChart();
   const now = h("p", { class: "headline" });
+  const used = h("p", { class: "quiet" });
   const empty = h("p", { class: "empty" });
   return {
-    element: card(TRAIN.yours, now, chart.element, empty),
+    element: card(TRAIN.yours, now, used, chart.element, empty),
     update: ({ status }) => {
       const scored = status.history.filter((one) => one.after !== null);
       const last = scored.at(-1)?.after ?? null;
       show(chart.element, scored.length > 0);
       show(now, last !== null);
       show(empty, scored.length === 0);
+      setText(used, status.inUse === null ? "" : inUseText(status.inUse, status.use));
+      show(used, status.inUse !== null);
       setText(empty, status.history.length === 0 ? TRAIN.yoursEmpty : TRAIN.yoursNoTest);
       const start = scored.at(-1)?.start ?? null;
       const from = scored[0]?.before ?? null;
@@ -101,6 +104,18 @@ function yoursPart(): Screen {
       chart.update(status.history);
     },
   };
+}
+
+/** Which model answers on this phone, and why. */
+function inUseText({ personal, evidence }: InUse, use: Use): string {
+  const which = personal ? IN_USE.personal : IN_USE.bundle;
+  if (use !== "auto") return `${which} ${IN_USE.chosen}`;
+  if (evidence === null) return which;
+  const { task, examples, before, now } = evidence;
+  if (examples === 0) return `${which} ${IN_USE.untested}`;
+  const worth = (value: number): string => (task === "regression" ? IN_USE.error(-value) : `${percent(value)} %`);
+  const compared = IN_USE.compared(worth(now), worth(before), examples);
+  return `${which} ${compared}${personal ? "" : ` ${IN_USE.tooLittle}`}`;
 }
 
 function figuresPart(): Screen {
