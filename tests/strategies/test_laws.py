@@ -1,6 +1,7 @@
 """Laws that every strategy keeps."""
 
 import dataclasses
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from toy_model import SGD, new_rng, server_tools
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
 from protofleet.strategies.aggregation import AGGREGATORS, MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_rule
+from protofleet.strategies.bounds import bounds_of
 from protofleet.strategies.common import CHANGE
 from protofleet.strategies.privacy import Mechanism, private
 from protofleet.tensors import blobs
@@ -87,6 +89,16 @@ def test_one_client_gets_its_own_params_back(federation, rule):
     assert shared
     for key in shared:
         np.testing.assert_array_equal(after.tensors[key], update.tensors[key])
+
+
+def test_every_number_among_the_settings_has_bounds(federation):
+    kind = type(federation.strategy.settings)
+    numbers = {
+        name
+        for name, hint in get_type_hints(kind).items()
+        if {int, float} & {hint, *get_args(hint)} and get_origin(hint) is not tuple
+    }
+    assert numbers - bounds_of(kind).keys() == set()
 
 
 def test_payloads_and_updates_hold_what_the_strategy_declares(federation):

@@ -35,25 +35,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
-import msgspec
 import numpy as np
 
 from protofleet.kernels import ala_step
-from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, check_range
+from protofleet.strategies.bounds import Bounded, Bounds, Count, LearningRate, Passes, Weight
 from protofleet.strategies.training import DivergedError, ExampleRows, Fit, spans
 from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
 
-class Ala(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="ala",
-):
+class Ala(Bounded, frozen=True, kw_only=True, tag_field="kind", tag="ala"):
     """How a client mixes its own model with the received one; in TOML ``kind = "ala"``.
 
     Attributes:
@@ -66,20 +59,14 @@ class Ala(
         max_passes: most passes of the first call.
     """
 
-    layer_idx: int = 2
-    sample_percent: float = 80.0
-    eta: float = 1.0
-    threshold: float = 0.01
-    window: int = 10
-    max_passes: int = 200
+    place: ClassVar[str] = "local_init."
 
-    def __post_init__(self) -> None:
-        check_range("local_init.layer_idx", self.layer_idx, low=0)
-        check_range("local_init.sample_percent", self.sample_percent, low=0, high=100)
-        check_range("local_init.eta", self.eta, low=0, high=MOST_LR)
-        check_range("local_init.threshold", self.threshold, low=0)
-        check_range("local_init.window", self.window, low=1)
-        check_range("local_init.max_passes", self.max_passes, low=1, high=MOST_PASSES)
+    layer_idx: Annotated[int, Bounds(0)] = 2
+    sample_percent: Annotated[float, Bounds(0, 100)] = 80.0
+    eta: LearningRate = 1.0
+    threshold: Weight = 0.01
+    window: Count = 10
+    max_passes: Passes = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,8 +46,9 @@ from protofleet.strategies.averaging import (
     scored_early,
     shared_state,
 )
+from protofleet.strategies.bounds import LearningRate, Share, Weight
 from protofleet.strategies.common import BUFFERS, PARAMS, parse_settings, prefixed, unpack
-from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import (
     DivergedError,
     ExampleRows,
@@ -98,18 +99,11 @@ class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     """
 
     optimiser: Adam | Sgd = Sgd()
-    alpha: float = 0.5
-    alpha_lr: float | None = None
+    alpha: Share = 0.5
+    alpha_lr: LearningRate | None = None
     alpha_every: Literal["round", "step"] = "round"
-    alpha_decay: float = 0.0
+    alpha_decay: Weight = 0.0
     server: averaging.ServerStep = averaging.ServerStep()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("alpha", self.alpha, low=0, high=1)
-        check_range("alpha_decay", self.alpha_decay, low=0)
-        if self.alpha_lr is not None:
-            check_range("alpha_lr", self.alpha_lr, low=0, high=MOST_LR)
 
 
 _Context = AveragingContext[ApflSettings]

@@ -44,7 +44,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,7 @@ from protofleet.errors import InputError
 from protofleet.kernels import blend, inner_products
 from protofleet.strategies import common
 from protofleet.strategies.ala import Probe
+from protofleet.strategies.bounds import Bounds, LearningRate, Weight, check_range
 from protofleet.strategies.client_models import (
     OTHERS,
     OWN,
@@ -73,7 +74,7 @@ from protofleet.strategies.common import (
     prefixed,
     prefixed_layout,
 )
-from protofleet.strategies.optimisers import MOST_LR, Group, Optimiser, check_range
+from protofleet.strategies.optimisers import Group, Optimiser
 from protofleet.strategies.training import (
     ExampleRows,
     Fit,
@@ -133,19 +134,15 @@ class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
         score_at: scored is what training starts from (``start``) or ends with.
     """
 
-    models: int = 0
-    relation_lr: float = 0.001
-    mu: float = 0.1
-    penalty_rounds: int = 20
-    norm_clip: float = 3.0
+    models: Annotated[int, Bounds(0, _MOST_MODELS)] = 0
+    relation_lr: LearningRate = 0.001
+    mu: Weight = 0.1
+    penalty_rounds: Annotated[int, Bounds(0)] = 20
+    norm_clip: Weight = 3.0
     score_at: Literal["start", "end"] = "end"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("models", self.models, low=0, high=_MOST_MODELS)
-        check_range("relation_lr", self.relation_lr, low=0, high=MOST_LR)
-        check_range("mu", self.mu, low=0)
-        check_range("penalty_rounds", self.penalty_rounds, low=0)
         if self.norm_clip:
             check_range("norm_clip", self.norm_clip, low=1)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.aggregation import Aggregator, Terms, TermsReader
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
+from protofleet.strategies.bounds import Bounded, LearningRate
 from protofleet.strategies.common import (
     CHANGE,
     PARAMS,
@@ -34,7 +34,6 @@ from protofleet.strategies.common import (
     unpack,
     unpack_network,
 )
-from protofleet.strategies.optimisers import MOST_LR, check_range
 from protofleet.strategies.training import Fit, Trained, Training, refuse_rewritten
 from protofleet.strategies.types import (
     ClientState,
@@ -234,7 +233,7 @@ def changed(prefix: str, old: TensorMap, new: TensorMap) -> tuple[Tensors, Tenso
     return prefixed(prefix, new), prefixed(CHANGE + prefix, change)
 
 
-class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerStep(Bounded, frozen=True, kw_only=True):
     """What the server makes of its clients' updates, beside its aggregator.
 
     Attributes:
@@ -242,11 +241,10 @@ class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         by_examples: clients count by their number of examples; otherwise alike.
     """
 
-    lr: float = 1.0
-    by_examples: bool = False
+    place: ClassVar[str] = "server."
 
-    def __post_init__(self) -> None:
-        check_range("server.lr", self.lr, low=0, high=MOST_LR)
+    lr: LearningRate = 1.0
+    by_examples: bool = False
 
 
 _BY_EXAMPLES = ServerStep(by_examples=True)

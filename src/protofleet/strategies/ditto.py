@@ -42,8 +42,8 @@ from protofleet.strategies.averaging import (
     share_all,
     shared_state,
 )
+from protofleet.strategies.bounds import Passes, Weight
 from protofleet.strategies.common import client_model, network_names, parse_settings
-from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -83,13 +83,8 @@ class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
         personal_epochs: passes over the examples that train the personal model.
     """
 
-    lam: float = 1.0
-    personal_epochs: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("lam", self.lam, low=0)
-        check_range("personal_epochs", self.personal_epochs, low=1, high=MOST_PASSES)
+    lam: Weight = 1.0
+    personal_epochs: Passes = 5
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

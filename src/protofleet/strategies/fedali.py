@@ -55,6 +55,7 @@ from numpy.typing import NDArray
 from protofleet.kernels import EmptyClusters, cluster_means, kmeans
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
+from protofleet.strategies.bounds import Passes, Share, Weight
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,
@@ -68,7 +69,6 @@ from protofleet.strategies.common import (
     prefixed_layout,
     unpack,
 )
-from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.training import refuse_rewritten, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -129,17 +129,11 @@ class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
             other aggregation rules keep the row.
     """
 
-    beta: float = 0.2
+    beta: Share = 0.2
     keep_local_prototypes: bool = False
-    kmeans_max_iter: int = 300
-    kmeans_tol: float = 1e-4
+    kmeans_max_iter: Passes = 300
+    kmeans_tol: Weight = 1e-4
     kmeans_empty: EmptyClusters = "keep"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("beta", self.beta, low=0, high=1)
-        check_range("kmeans_max_iter", self.kmeans_max_iter, low=1, high=MOST_PASSES)
-        check_range("kmeans_tol", self.kmeans_tol, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +58,9 @@ from protofleet.strategies.averaging import (
     receive,
     share_all,
 )
+from protofleet.strategies.bounds import Bounds, Share, Weight
 from protofleet.strategies.client_models import Vector, kept_models, models_of, with_delivered
 from protofleet.strategies.common import PARAMS, parse_settings, prefixed
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -113,19 +113,11 @@ class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
             ``alpha``.
     """
 
-    alpha: float | None = None
-    lam: float = 1.0
-    sigma: float = 1.0
+    alpha: Annotated[float, Bounds(1e-9)] | None = None
+    lam: Weight = 1.0
+    sigma: Annotated[float, Bounds(1e-9)] = 1.0
     attention: Literal["distance", "cosine"] = "distance"
-    self_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha is not None:
-            check_range("alpha", self.alpha, low=1e-9)
-        check_range("lam", self.lam, low=0)
-        check_range("sigma", self.sigma, low=1e-9)
-        check_range("self_weight", self.self_weight, low=0, high=1)
+    self_weight: Share = 0.5
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

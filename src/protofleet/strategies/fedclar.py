@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
@@ -54,6 +54,7 @@ from protofleet.strategies.averaging import (
     receive,
     share_all,
 )
+from protofleet.strategies.bounds import Bounds, Count, Passes
 from protofleet.strategies.common import (
     PARAMS,
     client_key,
@@ -62,7 +63,7 @@ from protofleet.strategies.common import (
     parse_settings,
     shared_layout,
 )
-from protofleet.strategies.optimisers import MOST_PASSES, Group, check_range
+from protofleet.strategies.optimisers import Group
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ClientState,
@@ -109,16 +110,10 @@ class FedClarSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
         fine_tune_epochs: passes over the examples that train the last layers after the last round.
     """
 
-    cluster_round: int = 10
-    threshold: float = 1e-4
+    cluster_round: Count = 10
+    threshold: Annotated[float, Bounds(0, 2)] = 1e-4
     head: str | None = None
-    fine_tune_epochs: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("cluster_round", self.cluster_round, low=1)
-        check_range("threshold", self.threshold, low=0, high=2)
-        check_range("fine_tune_epochs", self.fine_tune_epochs, low=1, high=MOST_PASSES)
+    fine_tune_epochs: Passes = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,14 +35,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies import averaging, fedavg
 from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
+from protofleet.strategies.bounds import MOST, Bounded, Bounds
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -52,7 +52,7 @@ from protofleet.strategies.common import (
     prefixed,
     unpack,
 )
-from protofleet.strategies.optimisers import MOST, Adam, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     ClientState,
@@ -87,7 +87,7 @@ _CLIENTS, _EXAMPLES = "clients", "examples"  # keys of those that took part, and
 _MOST_EXAMPLES = 1 << 40  # of a client; the sum over all of them stays an int64
 
 
-class FedDynServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FedDynServer(Bounded, frozen=True, kw_only=True):
     """What the server has to know of the federation.
 
     Attributes:
@@ -95,10 +95,9 @@ class FedDynServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             clients they have; a fleet does not know how many devices are still to come.
     """
 
-    population: int = 0
+    place: ClassVar[str] = "server."
 
-    def __post_init__(self) -> None:
-        check_range("server.population", self.population, low=0)
+    population: Annotated[int, Bounds(0)] = 0
 
 
 class FedDynSettings(averaging.SharedTraining, frozen=True, kw_only=True):
@@ -113,16 +112,10 @@ class FedDynSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     """
 
     optimiser: Adam | Sgd = Sgd(lr=0.1)
-    alpha: float = 0.01
+    alpha: Annotated[float, Bounds(1e-6)] = 0.01
     weighted_alpha: bool = False
-    max_norm: float | None = None
+    max_norm: Annotated[float, Bounds(1e-12)] | None = None
     server: FedDynServer = FedDynServer()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("alpha", self.alpha, low=1e-6)
-        if self.max_norm is not None:
-            check_range("max_norm", self.max_norm, low=1e-12)
 
 
 _Context = AveragingContext[FedDynSettings]

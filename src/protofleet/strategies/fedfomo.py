@@ -37,13 +37,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.kernels import WeightedMean
+from protofleet.strategies.bounds import Bounds, Share
 from protofleet.strategies.client_models import (
     OTHERS,
     OWN,
@@ -64,7 +65,6 @@ from protofleet.strategies.common import (
     prefixed,
     prefixed_layout,
 )
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.tasks import TASKS, Loss
 from protofleet.strategies.training import ExampleRows, Training, train
 from protofleet.strategies.types import (
@@ -115,18 +115,11 @@ class FedFomoSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields
         score_at: scored is what training starts from (``start``) or ends with.
     """
 
-    models: int = 5
-    epsilon: float = 0.3
-    validation: float = 0.2
-    split_seed: int = 0
+    models: Annotated[int, Bounds(1, _MOST_MODELS)] = 5
+    epsilon: Share = 0.3
+    validation: Annotated[float, Bounds(0.01, 0.99)] = 0.2
+    split_seed: Annotated[int, Bounds(0)] = 0
     score_at: Literal["start", "end"] = "end"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("models", self.models, low=1, high=_MOST_MODELS)
-        check_range("epsilon", self.epsilon, low=0, high=1)
-        check_range("validation", self.validation, low=0.01, high=0.99)
-        check_range("split_seed", self.split_seed, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

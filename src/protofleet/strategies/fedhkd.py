@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,9 @@ from protofleet.strategies.averaging import (
     receive,
     share_all,
 )
+from protofleet.strategies.bounds import Bounds, Weight
 from protofleet.strategies.common import PARAMS, combine_updates, downlink, parse_settings, prefixed
-from protofleet.strategies.optimisers import Adam, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.prototypes import (
     ClassRows,
     CollectedRows,
@@ -123,18 +124,11 @@ class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     optimiser: Adam | Sgd = Adam(lr=0.001)
-    prediction_weight: float = 0.05
-    feature_weight: float = 0.05
-    temperature: float = 0.5
-    noise: float = 0.0
+    prediction_weight: Weight = 0.05
+    feature_weight: Weight = 0.05
+    temperature: Annotated[float, Bounds(1e-6)] = 0.5
+    noise: Weight = 0.0
     noise_draw: Literal["class", "client"] = "class"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("prediction_weight", self.prediction_weight, low=0)
-        check_range("feature_weight", self.feature_weight, low=0)
-        check_range("temperature", self.temperature, low=1e-6)
-        check_range("noise", self.noise, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

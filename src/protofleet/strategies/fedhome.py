@@ -54,8 +54,9 @@ from protofleet.strategies.averaging import (
     receive,
     share_all,
 )
+from protofleet.strategies.bounds import Count, Passes, Weight
 from protofleet.strategies.common import PARAMS, parse_settings, prefixed, shared_layout
-from protofleet.strategies.optimisers import MOST_PASSES, Group, check_range
+from protofleet.strategies.optimisers import Group
 from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.training import Fit, Trained, train
 from protofleet.strategies.types import (
@@ -100,18 +101,10 @@ class FedHomeSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
         refine_from: the first round whose clients refine; None: after the last round alone.
     """
 
-    reconstruction_weight: float = 1.0
-    neighbours: int = 5
-    refine_epochs: int = 5
-    refine_from: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("reconstruction_weight", self.reconstruction_weight, low=0)
-        check_range("neighbours", self.neighbours, low=1)
-        check_range("refine_epochs", self.refine_epochs, low=1, high=MOST_PASSES)
-        if self.refine_from is not None:
-            check_range("refine_from", self.refine_from, low=1)
+    reconstruction_weight: Weight = 1.0
+    neighbours: Count = 5
+    refine_epochs: Passes = 5
+    refine_from: Count | None = None
 
     def refines(self, payload: Payload) -> bool:
         """Whether clients refine in the round of a payload."""

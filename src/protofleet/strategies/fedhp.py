@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import hyperspherical_prototypes
 from protofleet.strategies.aggregation import MEAN
+from protofleet.strategies.bounds import MOST_PASSES, Bounds, LearningRate, Share, Weight
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -59,7 +60,7 @@ from protofleet.strategies.common import (
     ordered,
     parse_settings,
 )
-from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
 from protofleet.strategies.training import Fit, Training, train
 from protofleet.strategies.types import (
@@ -117,21 +118,13 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-4)
     prototype_optimiser: Adam | Sgd = Adam(lr=0.005, eps=1e-8, eps_form="torch")
-    anchor_weight: float = 0.1
+    anchor_weight: Weight = 0.1
     regulariser: Literal["mean", "sum"] = "mean"
     prototype_sum: Literal["normalised", "printed"] = "normalised"
-    sphere_steps: int = 1000
-    sphere_lr: float = 0.1
-    sphere_momentum: float = 0.9
-    sphere_weight_decay: float = 1e-4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("anchor_weight", self.anchor_weight, low=0)
-        check_range("sphere_steps", self.sphere_steps, low=0, high=MOST_PASSES)
-        check_range("sphere_lr", self.sphere_lr, low=0, high=MOST_LR)
-        check_range("sphere_momentum", self.sphere_momentum, low=0, high=1)
-        check_range("sphere_weight_decay", self.sphere_weight_decay, low=0)
+    sphere_steps: Annotated[int, Bounds(0, MOST_PASSES)] = 1000
+    sphere_lr: LearningRate = 0.1
+    sphere_momentum: Share = 0.9
+    sphere_weight_decay: Weight = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -52,8 +52,9 @@ from protofleet.strategies.averaging import (
     receive,
     share_all,
 )
+from protofleet.strategies.bounds import MOST_PASSES, Bounds, LearningRate, Share, Weight
 from protofleet.strategies.common import PARAMS, combine_updates, listed, parse_settings, prefixed
-from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import (
     ClassRows,
     CollectedRows,
@@ -122,24 +123,18 @@ class FedNHSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
 
     clip_norm: float | None = 10.0
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5)
-    lr_decay: float = 0.99
-    smoothing: float = 0.9
+    lr_decay: Share = 0.99
+    smoothing: Share = 0.9
     by_examples: bool = False
     class_means: Literal["plain", "unit"] = "plain"
     start: Literal["spread", "orthogonal"] = "spread"
-    sphere_steps: int = 1000
-    sphere_lr: float = 0.1
-    sphere_momentum: float = 0.9
-    sphere_weight_decay: float = 1e-4
+    sphere_steps: Annotated[int, Bounds(0, MOST_PASSES)] = 1000
+    sphere_lr: LearningRate = 0.1
+    sphere_momentum: Share = 0.9
+    sphere_weight_decay: Weight = 1e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("lr_decay", self.lr_decay, low=0, high=1)
-        check_range("smoothing", self.smoothing, low=0, high=1)
-        check_range("sphere_steps", self.sphere_steps, low=0, high=MOST_PASSES)
-        check_range("sphere_lr", self.sphere_lr, low=0, high=MOST_LR)
-        check_range("sphere_momentum", self.sphere_momentum, low=0, high=1)
-        check_range("sphere_weight_decay", self.sphere_weight_decay, low=0)
         if self.local_init is not None:
             raise InputError(
                 "setting 'local_init': every client has the server's directions, leave it out"

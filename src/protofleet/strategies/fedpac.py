@@ -58,6 +58,7 @@ from numpy.typing import NDArray
 from protofleet.errors import RefusedError
 from protofleet.kernels import gram, simplex_minimum
 from protofleet.strategies.aggregation import Aggregator
+from protofleet.strategies.bounds import Passes, Share, Weight
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -70,7 +71,7 @@ from protofleet.strategies.common import (
     shared_layout,
     unpack_network,
 )
-from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import (
     CollectedRows,
     class_counts_of,
@@ -143,20 +144,13 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     head: str | None = None
-    head_epochs: int = 1
+    head_epochs: Passes = 1
     head_optimiser: Adam | Sgd = Sgd(lr=0.1, momentum=0.5, weight_decay=5e-4)
-    prototype_weight: float = 1.0
+    prototype_weight: Weight = 1.0
     prototype_distance: Literal["sum", "mean"] = "mean"
-    smallest_weight: float = 1e-3
+    smallest_weight: Share = 1e-3
     rescale: bool = True
-    least_deviation: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
-        check_range("prototype_weight", self.prototype_weight, low=0)
-        check_range("smallest_weight", self.smallest_weight, low=0, high=1)
-        check_range("least_deviation", self.least_deviation, low=0, high=1)
+    least_deviation: Share = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

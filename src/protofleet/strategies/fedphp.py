@@ -51,8 +51,8 @@ from protofleet.strategies.averaging import (
     share_all,
     shared_state,
 )
+from protofleet.strategies.bounds import Count, Share
 from protofleet.strategies.common import client_model, network_names, parse_settings
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.training import ExampleRows, Fit, train
 from protofleet.strategies.types import (
@@ -95,16 +95,10 @@ class FedPhpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
         transfer: ``mmd``: of features; ``kl``: of predictions.
     """
 
-    mu: float = 0.9
-    participations: int = 100
-    lam: float = 0.1
+    mu: Share = 0.9
+    participations: Count = 100
+    lam: Share = 0.1
     transfer: Literal["mmd", "kl"] = "mmd"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mu", self.mu, low=0, high=1)
-        check_range("participations", self.participations, low=1)
-        check_range("lam", self.lam, low=0, high=1)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies import common
+from protofleet.strategies.bounds import Weight
 from protofleet.strategies.common import (
     client_model,
     downlink,
@@ -52,7 +53,6 @@ from protofleet.strategies.common import (
     ordered,
     parse_settings,
 )
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import (
     ClassRows,
     NearestPrototype,
@@ -124,14 +124,10 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
             ``head``.
     """
 
-    prototype_weight: float = 1.0
+    prototype_weight: Weight = 1.0
     first_prototypes: Literal["none", "normal"] = "none"
     means: Literal["trained", "last_epoch"] = "trained"
     predict: Literal["nearest", "nearest_own", "head"] = "nearest"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("prototype_weight", self.prototype_weight, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

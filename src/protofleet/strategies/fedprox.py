@@ -26,8 +26,8 @@ from typing import Any
 
 from protofleet.strategies import fedavg
 from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
+from protofleet.strategies.bounds import Weight
 from protofleet.strategies.common import parse_settings
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit
 from protofleet.strategies.types import ClientTools, Strategy
 from protofleet.tensors import Model
@@ -46,11 +46,7 @@ class FedProxSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
         mu: weight of half the squared distance to the received parameters.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("mu", self.mu, low=0)
+    mu: Weight = 0.01
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

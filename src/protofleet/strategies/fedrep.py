@@ -32,8 +32,9 @@ from protofleet.strategies.averaging import (
     initialise,
     receive,
 )
+from protofleet.strategies.bounds import Passes
 from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
-from protofleet.strategies.optimisers import MOST_PASSES, Group, check_range
+from protofleet.strategies.optimisers import Group
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -76,11 +77,7 @@ class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 
     epochs: int = 1
     head: str | None = None
-    head_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
+    head_epochs: Passes = 10
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from protofleet.strategies import fedavg
 from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
+from protofleet.strategies.bounds import Bounds, Weight
 from protofleet.strategies.common import client_model, parse_settings
-from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import ExampleRows, Fit
 from protofleet.strategies.types import ClientTools, Strategy
 from protofleet.tensors import Model
@@ -58,13 +58,8 @@ class MoonSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fie
         mu: its weight.
     """
 
-    tau: float = 0.5
-    mu: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("tau", self.tau, low=1e-6)
-        check_range("mu", self.mu, low=0)
+    tau: Annotated[float, Bounds(1e-6)] = 0.5
+    mu: Weight = 1.0
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

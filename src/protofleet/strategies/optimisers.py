@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import is_
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -15,16 +15,12 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import EpsForm, bound_adam, bound_sgd, clip_by_norm
+from protofleet.strategies.bounds import Bounded, Bounds, LearningRate, Share, Weight
 from protofleet.tensors import Layout, TensorMap, Tensors
 
 _PREFIX = "optimiser/"
 
 
-MOST = 1e9
-"""Of a setting without a bound of its own: beyond, it is a slip or an attack."""
-MOST_PASSES = 100_000
-"""Of passes over a client's examples, and of iterations."""
-MOST_LR = 1e6
 OptimiserKind = Literal["adam", "sgd"]
 LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
     "adam": (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1),
@@ -35,20 +31,11 @@ LADDERS: Mapping[OptimiserKind, tuple[float, ...]] = {
 Steps of gradient descent grow with the numbers that a model predicts, Adam's do not."""
 
 
-def check_range(name: str, value: float, *, low: float, high: float = MOST) -> None:
-    """Raise InputError unless ``low <= value <= high``."""
-    if not low <= value <= high:
-        huge = isinstance(value, int) and abs(value) >= 2**64
-        got = "more than 64 bits" if huge else f"{value}"
-        raise InputError(
-            f"setting '{name}': expected a number between {low:g} and {high:g}, got {got}"
-        )
+_BelowOne = Annotated[float, Bounds(0, math.nextafter(1, 0))]
 
 
-class _Record(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
-):
-    pass
+class _Record(Bounded, frozen=True, kw_only=True, tag_field="kind"):
+    place: ClassVar[str] = "optimiser."
 
 
 class Sgd(_Record, frozen=True, tag="sgd"):
@@ -60,14 +47,9 @@ class Sgd(_Record, frozen=True, tag="sgd"):
         weight_decay: factor of the parameters added to their gradient.
     """
 
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("optimiser.lr", self.lr, low=0, high=MOST_LR)
-        check_range("optimiser.momentum", self.momentum, low=0, high=1)
-        check_range("optimiser.weight_decay", self.weight_decay, low=0)
+    lr: LearningRate = 0.1
+    momentum: Share = 0.0
+    weight_decay: Weight = 0.0
 
 
 class Adam(_Record, frozen=True, tag="adam"):
@@ -82,19 +64,12 @@ class Adam(_Record, frozen=True, tag="adam"):
         weight_decay: factor of the parameters added to their gradient (L2).
     """
 
-    lr: float = 0.002
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-7
+    lr: LearningRate = 0.002
+    beta1: _BelowOne = 0.9
+    beta2: _BelowOne = 0.999
+    eps: Annotated[float, Bounds(1e-20)] = 1e-7
     eps_form: EpsForm = "keras"
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_range("optimiser.lr", self.lr, low=0, high=MOST_LR)
-        check_range("optimiser.beta1", self.beta1, low=0, high=math.nextafter(1, 0))
-        check_range("optimiser.beta2", self.beta2, low=0, high=math.nextafter(1, 0))
-        check_range("optimiser.eps", self.eps, low=1e-20)
-        check_range("optimiser.weight_decay", self.weight_decay, low=0)
+    weight_decay: Weight = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ from protofleet.strategies.averaging import (
     scored_early,
     share_all,
 )
+from protofleet.strategies.bounds import Bounds, Share
 from protofleet.strategies.common import (
     PARAMS,
     client_model,
@@ -58,7 +59,7 @@ from protofleet.strategies.common import (
     prefixed,
     shared_layout,
 )
-from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -107,15 +108,12 @@ class PartialFedSettings(SharedTraining, frozen=True, kw_only=True, forbid_unkno
     mode: Literal["adaptive", "fix"] = "adaptive"
     loaded: tuple[str, ...] | None = None
     decision_optimiser: Adam | Sgd = Adam(lr=0.01)
-    temperature: float = 5.0
-    temperature_decay: float = 0.965
-    min_temperature: float = 0.1
+    temperature: Annotated[float, Bounds(1e-3)] = 5.0
+    temperature_decay: Share = 0.965
+    min_temperature: Annotated[float, Bounds(1e-3)] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("temperature", self.temperature, low=1e-3)
-        check_range("temperature_decay", self.temperature_decay, low=0, high=1)
-        check_range("min_temperature", self.min_temperature, low=1e-3)
         if self.mode == "adaptive" and self.loaded is not None:
             raise InputError(
                 "setting 'loaded': in mode 'adaptive' clients decide; leave it out or set "

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -50,15 +50,10 @@ from protofleet.strategies.averaging import (
     scored_early,
     shared_state,
 )
+from protofleet.strategies.bounds import MOST_BATCH, Bounds, LearningRate
 from protofleet.strategies.common import parse_settings
-from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
-from protofleet.strategies.training import (
-    MOST_BATCH,
-    Training,
-    mean_gradient,
-    refuse_rewritten,
-    train,
-)
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.training import Training, mean_gradient, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -101,15 +96,10 @@ class PerFedAvgSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     """
 
     optimiser: Adam | Sgd = Sgd()
-    alpha: float = 0.01
+    alpha: LearningRate = 0.01
     variant: Literal["fo", "hf"] = "fo"
-    delta: float = 1e-3
+    delta: Annotated[float, Bounds(1e-6)] = 1e-3
     server: averaging.ServerStep = averaging.ServerStep()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("alpha", self.alpha, low=0, high=MOST_LR)
-        check_range("delta", self.delta, low=1e-6)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

@@ -45,8 +45,9 @@ from protofleet.strategies.averaging import (
     scored_early,
     shared_state,
 )
+from protofleet.strategies.bounds import LearningRate, Passes, Weight
 from protofleet.strategies.common import client_model, parse_settings
-from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, Adam, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import ExampleRows, Fit, Trainer, passes, refuse_rewritten
 from protofleet.strategies.types import (
     ClientState,
@@ -84,16 +85,10 @@ class PFedMeSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     """
 
     optimiser: Adam | Sgd = Sgd()
-    lam: float = 1.0
-    local_lr: float = 0.5
-    inner_steps: int = 5
+    lam: Weight = 1.0
+    local_lr: LearningRate = 0.5
+    inner_steps: Passes = 5
     server: averaging.ServerStep = averaging.ServerStep()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("lam", self.lam, low=0)
-        check_range("local_lr", self.local_lr, low=0, high=MOST_LR)
-        check_range("inner_steps", self.inner_steps, low=1, high=MOST_PASSES)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

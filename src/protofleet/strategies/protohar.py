@@ -45,6 +45,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.strategies.bounds import Passes, Weight
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -57,7 +58,7 @@ from protofleet.strategies.common import (
     shared_layout,
     unpack_network,
 )
-from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import (
     CollectedRows,
     class_counts_of,
@@ -126,15 +127,10 @@ class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
     clip_norm: float | None = 50.0
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
     head: str | None = None
-    head_epochs: int = 1
+    head_epochs: Passes = 1
     head_optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
-    prototype_weight: float = 1.0
+    prototype_weight: Weight = 1.0
     prototype_mean: Literal["examples", "plain"] = "examples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
-        check_range("prototype_weight", self.prototype_weight, low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from protofleet.errors import InputError
 from protofleet.kernels import control_update
 from protofleet.strategies import averaging, fedavg
 from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
+from protofleet.strategies.bounds import MOST_LR, Bounds, check_range
 from protofleet.strategies.common import parse_settings, unpack
-from protofleet.strategies.optimisers import MOST_LR, Sgd, check_range
+from protofleet.strategies.optimisers import Sgd
 from protofleet.strategies.training import Fit, mean_gradient, refuse_rewritten, train
 from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
 from protofleet.tensors import Model, TensorMap
@@ -53,11 +54,7 @@ class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
             clients they have; a fleet does not know how many devices are still to come.
     """
 
-    population: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("server.population", self.population, low=0)
+    population: Annotated[int, Bounds(0)] = 0
 
 
 class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):

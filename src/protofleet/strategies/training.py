@@ -6,23 +6,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
-from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Optimiser, Sgd, check_range
+from protofleet.strategies.bounds import MOST_BATCH, Bounded, Bounds, Passes
+from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
 from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools, UnsuitableModelError
 from protofleet.tensors import Model, Network, TensorMap, Tensors
 
 ExampleRows = NDArray[np.int64]
 """Numbers of examples."""
-
-MOST_BATCH = 1 << 20
-"""Examples per step."""
 
 REWRITTEN = "_rewritten"
 """A program cannot write a parameter. A buffer of a parameter's name with this behind it, of its
@@ -30,7 +27,7 @@ shape, holds after a training call what the call has set the parameter to: a ste
 before the optimiser moves it."""
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Training(Bounded, frozen=True, kw_only=True):
     """Local training of one round; the optimiser starts anew each round unless a strategy keeps it.
 
     Attributes:
@@ -44,17 +41,11 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         optimiser: ``{kind = "adam", …}`` or ``{kind = "sgd", …}``.
     """
 
-    epochs: int = 5
-    batch_size: int = 16
+    epochs: Passes = 5
+    batch_size: Annotated[int, Bounds(1, MOST_BATCH)] = 16
     drop_last: bool = False
-    clip_norm: float | None = None
+    clip_norm: Annotated[float, Bounds(1e-12)] | None = None
     optimiser: Adam | Sgd = Adam()
-
-    def __post_init__(self) -> None:
-        check_range("epochs", self.epochs, low=1, high=MOST_PASSES)
-        check_range("batch_size", self.batch_size, low=1, high=MOST_BATCH)
-        if self.clip_norm is not None:
-            check_range("clip_norm", self.clip_norm, low=1e-12)
 
 
 def _nothing(_rows: ExampleRows) -> Mapping[str, Any]:

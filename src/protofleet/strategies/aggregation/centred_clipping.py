@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from protofleet.strategies.aggregation.aggregator import Aggregator
 from protofleet.strategies.aggregation.geometric_median import distances_to
 from protofleet.strategies.aggregation.mixing import mixed
 from protofleet.strategies.aggregation.robust import RobustSettings, Squares, by_distances
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.bounds import Bounds, Count
 from protofleet.strategies.settings import parse_record
 
 
@@ -34,14 +34,8 @@ class CentredClippingSettings(RobustSettings, frozen=True, forbid_unknown_fields
         steps: how often v moves.
     """
 
-    radius: float | None = None
-    steps: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("steps", self.steps, low=1)
-        if self.radius is not None:
-            check_range("radius", self.radius, low=1e-30)
+    radius: Annotated[float, Bounds(1e-30)] | None = None
+    steps: Count = 3
 
 
 def build(settings: Mapping[str, Any]) -> Aggregator:

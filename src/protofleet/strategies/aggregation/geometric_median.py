@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from protofleet.strategies.aggregation.aggregator import Aggregator
 from protofleet.strategies.aggregation.mixing import mixed
 from protofleet.strategies.aggregation.robust import RobustSettings, Squares, by_distances
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.bounds import Bounds, Count
 from protofleet.strategies.settings import parse_record
 
 _STILL = 1e-9
@@ -35,13 +35,8 @@ class GeometricMedianSettings(RobustSettings, frozen=True, forbid_unknown_fields
         steps: most steps of Weiszfeld's algorithm; it ends when no coefficient changes any more.
     """
 
-    smoothing: float = 1e-6
-    steps: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("smoothing", self.smoothing, low=1e-30)
-        check_range("steps", self.steps, low=1)
+    smoothing: Annotated[float, Bounds(1e-30)] = 1e-6
+    steps: Count = 100
 
 
 def build(settings: Mapping[str, Any]) -> Aggregator:

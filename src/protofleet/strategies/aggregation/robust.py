@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +27,7 @@ from protofleet.strategies.aggregation.aggregator import (
     Vector,
     positive,
 )
+from protofleet.strategies.bounds import Bounded
 
 _BLOCK_BYTES = 128 << 20  # memory of a block of coordinates: more clients, more passes over them
 _MIXED_BYTES = 24  # of a client's number in it: itself, mixed, and what a rule makes of it
@@ -41,7 +41,7 @@ Weigh = Callable[[Squares], NDArray[np.float64]]
 """Coefficients ``(n + 1,)`` of the server's vector and the clients', at least 0, with sum 1."""
 
 
-class RobustSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RobustSettings(Bounded, frozen=True):
     """What rules know that withstand liars.
 
     Attributes:
@@ -54,6 +54,7 @@ class RobustSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixing: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         good = 0 <= self.liars < 0.5 if isinstance(self.liars, float) else self.liars >= 0
         if not good:
             raise InputError(

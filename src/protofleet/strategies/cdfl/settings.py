@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import pixelise
-from protofleet.strategies.optimisers import MOST_PASSES, Adam, Sgd, check_range
-from protofleet.strategies.training import MOST_BATCH, Training
+from protofleet.strategies.bounds import (
+    MOST_BATCH,
+    MOST_PASSES,
+    Bounds,
+    Passes,
+    Share,
+    Weight,
+    check_range,
+)
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.training import Training
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -42,33 +51,24 @@ class CdflSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batch_size: int = 32
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5)
     pixelise: Literal["boxes", "whole"] = "boxes"
-    factor: int = 8
+    factor: Passes = 8
     value_range: tuple[float, float] = (0.0, 1.0)
-    tau: float = 0.5
-    contrastive: float = 0.1
-    distillation: float = 0.1
-    clustering: float = 0.05
-    restarts: int = 10
-    images_per_centroid: int = 3
-    uploaders: float = 0.5
+    tau: Annotated[float, Bounds(1e-6)] = 0.5
+    contrastive: Weight = 0.1
+    distillation: Weight = 0.1
+    clustering: Weight = 0.05
+    restarts: Passes = 10
+    images_per_centroid: Passes = 3
+    uploaders: Share = 0.5
     newcomers: bool = True
-    validation: float = 0.2
-    split_seed: int = 0
-    server_epochs: int = 1
-    server_batch_size: int = 32
+    validation: Share = 0.2
+    split_seed: Annotated[int, Bounds(0)] = 0
+    server_epochs: Annotated[int, Bounds(0, MOST_PASSES)] = 1
+    server_batch_size: Annotated[int, Bounds(1, MOST_BATCH)] = 32
     server_optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("factor", "restarts", "images_per_centroid"):
-            check_range(name, getattr(self, name), low=1, high=MOST_PASSES)
-        check_range("server_batch_size", self.server_batch_size, low=1, high=MOST_BATCH)
-        check_range("server_epochs", self.server_epochs, low=0, high=MOST_PASSES)
-        for name in ("contrastive", "distillation", "clustering", "split_seed"):
-            check_range(name, getattr(self, name), low=0)
-        for name in ("uploaders", "validation"):
-            check_range(name, getattr(self, name), low=0, high=1)
-        check_range("tau", self.tau, low=1e-6)
         low, high = self.value_range
         check_range("value_range", high - low, low=1e-6)
 

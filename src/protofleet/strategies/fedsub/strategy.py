@@ -59,6 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.strategies.bounds import Count, Passes, Weight
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -82,7 +83,6 @@ from protofleet.strategies.fedsub.fusion import (
     fuse,
 )
 from protofleet.strategies.fedsub.layers import MASKS, Layer, fused_layers, pack_masks, reach
-from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
@@ -148,21 +148,15 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
 
     clip_norm: float | None = 100.0
     variant: Literal["partial", "full"] = "partial"
-    threshold: float = 0.0
+    threshold: Weight = 0.0
     mask: Literal["inout", "out"] = "inout"
-    neighbours: int = 5
-    restarts: int = 10
+    neighbours: Count = 5
+    restarts: Passes = 10
     fusion: Fusion = "overlap"
     subnetworks: Subnetworks = "masked"
     literal_shares: bool = False
     untouched: Untouched = "keep"
     normalise: Normalise = "halve"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range("threshold", self.threshold, low=0)
-        check_range("neighbours", self.neighbours, low=1)
-        check_range("restarts", self.restarts, low=1, high=MOST_PASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
