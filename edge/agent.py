@@ -16,22 +16,22 @@ import logging
 import time
 from typing import Any, assert_never
 
-from protofleet.edge.calibrating import CalibrationClient
 from protofleet.edge.checks import AnnouncedRun, round_is_over
 from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound, Report
 from protofleet.edge.decide import Decision, DevicePhase, decide
 from protofleet.edge.device_info import DeviceInfo
+from protofleet.edge.learning.calibrating import CalibrationClient
+from protofleet.edge.learning.training import Learner
+from protofleet.edge.learning.training_thread import TrainingThread
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
-from protofleet.edge.move import BundleMove
-from protofleet.edge.participation import Participation
+from protofleet.edge.owner.participation import Participation
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner
-from protofleet.edge.training_thread import TrainingThread
 from protofleet.edge.upgrade import Upgrades
 from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import RefusedError, StorageError, UnavailableError

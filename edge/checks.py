@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner
+from protofleet.edge.learning.training import Learner
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
 from protofleet.federation.coding import largest_blob

@@ -19,15 +19,15 @@ import msgspec
 from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.journal import Pending, PersonalState
+from protofleet.edge.learning.training import Learner, trained_figures
+from protofleet.edge.learning.training_thread import TrainingThread
 from protofleet.edge.outbox import SETTLE_S, Outbox
-from protofleet.edge.participation import Participation
+from protofleet.edge.owner.participation import Participation
 from protofleet.edge.presence import PresencePublisher
 from protofleet.edge.refusals import Refusals
+from protofleet.edge.state.journal import Pending, PersonalState
+from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, trained_figures
-from protofleet.edge.training_thread import TrainingThread
 from protofleet.edge.waiting import TransferWait, WaitingLog
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from protofleet.edge.journal import Journal
+from protofleet.edge.state.journal import Journal
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.records import Sends
 from protofleet.strategies.types import Strategy

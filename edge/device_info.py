@@ -8,8 +8,8 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
-from protofleet.edge.journal import Binding
-from protofleet.edge.meter import device_usage
+from protofleet.edge.learning.meter import device_usage
+from protofleet.edge.state.journal import Binding
 from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS

@@ -30,7 +30,7 @@ from protofleet.edge.credentials import (
     load_enrolment,
     save_enrolment,
 )
-from protofleet.edge.store import Store, stored_identity
+from protofleet.edge.state.store import Store, stored_identity
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.wire.broker_access import (
     BrokerAccess,

@@ -18,15 +18,15 @@ from protofleet.edge.agent import Agent
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.current_round import Report, in_use_figures
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.journal import Binding
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.personalise import head_first
+from protofleet.edge.learning.training import Learner, LocalData, check_data
 from protofleet.edge.log_tail import log_tail
-from protofleet.edge.meter import Meter
-from protofleet.edge.move import BundleMove
-from protofleet.edge.participation import watch_policy
-from protofleet.edge.personalise import head_first
+from protofleet.edge.owner.participation import watch_policy
 from protofleet.edge.rehearsal import rehearse
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, LocalData, check_data
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store
 from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends

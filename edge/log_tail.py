@@ -18,8 +18,8 @@ from protofleet.wire.messages import MOST_LOG_CHARS
 _SAYING_NO_DATA = (
     "protofleet.edge.agent",
     "protofleet.edge.current_round",
-    "protofleet.edge.move",
-    "protofleet.edge.participation",
+    "protofleet.edge.state.move",
+    "protofleet.edge.owner.participation",
     "protofleet.edge.presence",
     "protofleet.edge.storage",
     "protofleet.edge.upgrade",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protofleet.edge.journal import SentUpdate
-from protofleet.edge.participation import Participation
-from protofleet.edge.store import Store
+from protofleet.edge.owner.participation import Participation
+from protofleet.edge.state.journal import SentUpdate
+from protofleet.edge.state.store import Store
 from protofleet.wire.device_endpoint import DeviceEndpoint
 
 SETTLE_S = 10.0

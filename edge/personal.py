@@ -14,13 +14,13 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
-from protofleet.edge.examples import Examples
-from protofleet.edge.journal import JOURNAL, Journal, PersonalState, bundle_path, read_journal
-from protofleet.edge.meter import Meter, measure_windows
+from protofleet.edge.data.examples import Examples
+from protofleet.edge.learning.meter import Meter, measure_windows
+from protofleet.edge.learning.training import EVALUATION_BATCH, Learner, LocalData, check_data
 from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
-from protofleet.edge.store import load_state, read_in_use
-from protofleet.edge.stores import only_store
-from protofleet.edge.training import EVALUATION_BATCH, Learner, LocalData, check_data
+from protofleet.edge.state.journal import JOURNAL, Journal, PersonalState, bundle_path, read_journal
+from protofleet.edge.state.store import load_state, read_in_use
+from protofleet.edge.state.stores import only_store
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.gate import GateEvidence
 from protofleet.federation.records import Percentiles, percentiles

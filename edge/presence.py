@@ -64,7 +64,7 @@ class PresenceTimer:
 
 
 class RoundData(Protocol):
-    """How many training samples there are in a round; ``edge.training.Learner`` knows."""
+    """How many training samples there are in a round; ``edge.learning.training.Learner`` knows."""
 
     def num_examples(self, round_id: int) -> int:
         """In all."""

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from protofleet.bundle import Bundle
-from protofleet.edge.training import LocalData, check_data
-from protofleet.edge.trial import training_of
+from protofleet.edge.learning.training import LocalData, check_data
+from protofleet.edge.learning.trial import training_of
 from protofleet.errors import InputError
 from protofleet.federation.records import percentiles
 from protofleet.runtime import BackendName, Programs, open_programs

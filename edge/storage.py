@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from protofleet.edge.participation import Participation
-from protofleet.edge.policy import Unmet
-from protofleet.edge.store import Store
+from protofleet.edge.owner.participation import Participation
+from protofleet.edge.owner.policy import Unmet
+from protofleet.edge.state.store import Store
 from protofleet.errors import StorageError
 
 _log = logging.getLogger(__name__)

@@ -33,9 +33,9 @@ import msgspec
 from protofleet.bundle import Bundle, keys
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import move_whole
-from protofleet.edge.journal import Binding, Candidate, Fallback, Journal, bundle_path
-from protofleet.edge.move import Move, check_inputs, plan_move, tell_move
-from protofleet.edge.store import Store
+from protofleet.edge.state.journal import Binding, Candidate, Fallback, Journal, bundle_path
+from protofleet.edge.state.move import Move, check_inputs, plan_move, tell_move
+from protofleet.edge.state.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
 from protofleet.federation.compatibility import check_compatible
 from protofleet.wire.device_endpoint import MOST_BUNDLE_BYTES, DeviceEndpoint

@@ -19,7 +19,7 @@ import numpy as np
 
 import protofleet as pf
 from protofleet.datasets.windows import Windows, split_in_time
-from protofleet.edge.intake import SensorIntake
+from protofleet.edge.data.intake import SensorIntake
 
 Readings = Iterator[tuple[np.ndarray, np.ndarray, int]]
 RATE_HZ = 100.0

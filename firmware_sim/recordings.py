@@ -7,7 +7,7 @@ import numpy as np
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.device_data import DeviceData
 from protofleet.datasets.windows import Windows, split_in_time
-from protofleet.edge.intake import SensorIntake, Window
+from protofleet.edge.data.intake import SensorIntake, Window
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile, readings
 from protofleet.firmware_sim.motion import Motion

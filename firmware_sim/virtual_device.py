@@ -18,9 +18,9 @@ import numpy as np
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
+from protofleet.edge.data.local_data import doubts
 from protofleet.edge.join import JoinOptions, join
-from protofleet.edge.local_data import doubts
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.firmware_sim.fleet import DeviceSpec
 from protofleet.firmware_sim.motion import Motion, load_motion, synthesise

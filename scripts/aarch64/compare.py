@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
-from protofleet.edge.store import read_personal
+from protofleet.edge.state.store import read_personal
 from protofleet.tensors import blobs
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import griffe
 import msgspec
 
-from protofleet.edge.policy import Policy
+from protofleet.edge.owner.policy import Policy
 from protofleet.experiments.config import Experiment
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.profile import FleetFile

@@ -15,9 +15,9 @@ from tiny_bundle import tiny_data
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.datasets import load_device_data
-from protofleet.edge.journal import Binding
-from protofleet.edge.store import Store, read_personal
-from protofleet.edge.stores import summarise
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.store import Store, read_personal
+from protofleet.edge.state.stores import summarise
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet

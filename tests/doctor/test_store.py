@@ -9,8 +9,8 @@ import pytest
 from doctor_rows import levels, the
 
 from protofleet.bundle import Bundle
-from protofleet.edge.journal import Binding, blob_path, bundle_path, read_journal
-from protofleet.edge.store import Store
+from protofleet.edge.state.journal import Binding, blob_path, bundle_path, read_journal
+from protofleet.edge.state.store import Store
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from protofleet.doctor.subjects import (
     with_what_it_names,
 )
 from protofleet.edge.credentials import FOLDER, Enrolment, save_enrolment
-from protofleet.edge.store import Store
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 

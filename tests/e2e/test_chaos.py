@@ -21,7 +21,7 @@ from protofleet.chaos.processes import namespaces_permitted
 from protofleet.chaos.run import DisturbedRun, FaultResult, Options, schedule
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.datasets import DeviceData
-from protofleet.edge.store import Store
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
 
 _COLUMNS = {

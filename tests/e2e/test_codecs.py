@@ -11,8 +11,8 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.coordinator import events
 from protofleet.datasets import DeviceData
-from protofleet.edge.store import Store
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
+from protofleet.edge.state.store import Store
 from protofleet.federation.settings import CodecSettings, CohortSettings, FederationConfig
 from protofleet.wire.broker_access import BrokerAccess
 

@@ -19,7 +19,7 @@ from protofleet import strategies
 from protofleet.coordinator import events
 from protofleet.coordinator.run import open_service
 from protofleet.datasets import DeviceData
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import CohortSettings, FederationConfig, StrategySettings

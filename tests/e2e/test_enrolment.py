@@ -28,7 +28,7 @@ from protofleet.datasets import DeviceData
 from protofleet.edge import enrolment as edge_enrolment
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.join import JoinOptions
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
 from protofleet.wire.broker_access import BrokerAccess

@@ -10,7 +10,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 from tiny_prototypes import tiny_prototype_bundle
 
 from protofleet.datasets import DeviceData
-from protofleet.edge.store import read_personal
+from protofleet.edge.state.store import read_personal
 
 pytestmark = pytest.mark.mosquitto
 

@@ -14,7 +14,7 @@ from secured_broker import skip_without
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
-from protofleet.edge.journal import read_journal
+from protofleet.edge.state.journal import read_journal
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess

@@ -17,7 +17,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.cli.coordinator import coordinator as commands
-from protofleet.edge.journal import read_journal
+from protofleet.edge.state.journal import read_journal
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 

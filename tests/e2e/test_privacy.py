@@ -17,7 +17,7 @@ from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.federation.accounting import epsilon_of
 from protofleet.federation.records import FleetDetails, RunRecord, Sends, load_record
 from protofleet.federation.settings import (

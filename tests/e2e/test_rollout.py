@@ -20,8 +20,8 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.bundle import bundle as commands
 from protofleet.cli.coordinator import coordinator as of_coordinators
-from protofleet.edge.journal import bundle_path
-from protofleet.edge.store import Store, load_state
+from protofleet.edge.state.journal import bundle_path
+from protofleet.edge.state.store import Store, load_state
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 

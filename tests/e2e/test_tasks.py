@@ -29,7 +29,7 @@ from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge import LocalData, load_local_data, open_personal, try_bundle
 from protofleet.edge.join import open_learner
 from protofleet.edge.predictions import score_predictions
-from protofleet.edge.store import read_personal
+from protofleet.edge.state.store import read_personal
 from protofleet.errors import InputError
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.report import compare, details_of_run, save_details, write_report

@@ -24,11 +24,11 @@ from protofleet.datasets import DeviceData
 from protofleet.edge import agent, current_round
 from protofleet.edge.agent import Agent
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.journal import Binding
-from protofleet.edge.meter import Meter
-from protofleet.edge.move import BundleMove
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store
 from protofleet.federation.records import Sends
 from protofleet.runtime import open_programs
 from protofleet.strategies import build

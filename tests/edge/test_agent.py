@@ -15,8 +15,8 @@ from fake_endpoint import (
 from scripted_coordinator import FEDERATION
 
 from protofleet.cli._device_lines import to_text
+from protofleet.edge.learning.training import Learner, TrainingCancelledError
 from protofleet.edge.outbox import SETTLE_S
-from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.errors import InputError, UnavailableError
 from protofleet.federation.client import RoundConfig, open_payload
 from protofleet.federation.coding import (

@@ -9,8 +9,8 @@ import pytest
 from fake_endpoint import CONNECTED, QUIET, UNTIL_WOKEN
 
 from protofleet.cli._device_lines import to_text
-from protofleet.edge.calibrating import check_order
-from protofleet.edge.training import Learner
+from protofleet.edge.learning.calibrating import check_order
+from protofleet.edge.learning.training import Learner
 from protofleet.errors import RefusedError
 from protofleet.federation.calibration import try_rates
 from protofleet.federation.randomness import server_rng

@@ -9,8 +9,8 @@ import time
 import pytest
 from dbus_service import bus, service
 
-from protofleet.edge.conditions import PlatformReader, local_minute, run_program
-from protofleet.edge.policy import ASKABLE, Platform
+from protofleet.edge.owner.conditions import PlatformReader, local_minute, run_program
+from protofleet.edge.owner.policy import ASKABLE, Platform
 
 _STAT = "cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
 

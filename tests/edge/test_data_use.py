@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from protofleet.edge.data_use import DataUse
+from protofleet.edge.owner.data_use import DataUse
 
 
 def _at(text):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.examples import load_examples, read_csv
-from protofleet.edge.intake import SensorIntake
+from protofleet.edge.data.examples import load_examples, read_csv
+from protofleet.edge.data.intake import SensorIntake
 from protofleet.errors import InputError, MissingDataError
 
 _CLASSES = ("class0", "class1", "class2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.edge.head import (
+from protofleet.edge.learning.head import (
     DenseHead,
     _folds_of,
     check_dense,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import signal
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.intake import Resampler, SensorIntake
+from protofleet.edge.data.intake import Resampler, SensorIntake
 from protofleet.errors import InputError
 
 MOTION = Preprocessing(

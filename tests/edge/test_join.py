@@ -24,9 +24,9 @@ from protofleet.cli._process import NEEDS_PERSON
 from protofleet.cli.device import join
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions, open_agent
-from protofleet.edge.journal import read_journal
-from protofleet.edge.store import Store, read_personal
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
+from protofleet.edge.state.journal import read_journal
+from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import ProvisionError
 from protofleet.strategies import build
 from protofleet.wire.broker_access import BrokerAccess

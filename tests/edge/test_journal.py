@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from protofleet import __version__
-from protofleet.edge.journal import FORMAT, OLDEST, read_journal
-from protofleet.edge.store import Binding, Store, read_personal
+from protofleet.edge.state.journal import FORMAT, OLDEST, read_journal
+from protofleet.edge.state.store import Binding, Store, read_personal
 from protofleet.errors import ProvisionError
 
 _STORES = Path(__file__).with_name("stores")

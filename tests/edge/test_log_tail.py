@@ -24,7 +24,12 @@ def tail():
 
 
 def test_lines_of_modules_that_see_data_are_not_kept(tail):
-    for name in ("edge.training", "edge.examples", "edge.local_data", "edge.meter", "cli.device"):
+    for name in (
+        "edge.learning.training",
+        "edge.data.examples",
+        "edge.learning.meter",
+        "cli.device",
+    ):
         logging.getLogger(f"protofleet.{name}").warning("loss 0.3 of 17 examples")
     logging.getLogger("protofleet.edge.agent").warning("round %d refused: %s", 3, "a\x1b[31m\né")
     (line,) = tail.text().split("\n")

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from protofleet.edge.meter import MAX_SAMPLES, Meter, peak_rss_bytes, thinned
+from protofleet.edge.learning.meter import MAX_SAMPLES, Meter, peak_rss_bytes, thinned
 
 
 class _Clock:
@@ -70,6 +70,6 @@ def test_many_samples_are_thinned_evenly_with_both_ends_kept():
 def test_a_childs_memory_is_its_own():
     """A child of a large process does not report its parent's memory."""
     ballast = np.ones(40_000_000)
-    code = "from protofleet.edge.meter import peak_rss_bytes; print(peak_rss_bytes())"
+    code = "from protofleet.edge.learning.meter import peak_rss_bytes; print(peak_rss_bytes())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert int(done.stdout) < ballast.nbytes < peak_rss_bytes()

@@ -23,9 +23,9 @@ from protofleet.bundle.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.edge.journal import Binding, bundle_path
-from protofleet.edge.move import BundleMove
-from protofleet.edge.store import Store, read_personal
+from protofleet.edge.state.journal import Binding, bundle_path
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import ProvisionError
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import Layout, blobs

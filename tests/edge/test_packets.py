@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.edge.packets import Spreader, find_packets, is_known
+from protofleet.edge.data.packets import Spreader, find_packets, is_known
 
 _WINDOW_S = 2.56
 

@@ -11,17 +11,17 @@ from click.testing import CliRunner
 from fake_endpoint import CONNECTED, QUIET, UNTIL_WOKEN
 
 from protofleet.cli.device import device as device_command
-from protofleet.edge.conditions import PlatformReader
-from protofleet.edge.data_use import DataUse
-from protofleet.edge.participation import (
+from protofleet.edge.learning.training import Learner
+from protofleet.edge.owner.conditions import PlatformReader
+from protofleet.edge.owner.data_use import DataUse
+from protofleet.edge.owner.participation import (
     Participation,
     PolicySource,
     WatchedParticipation,
     look_at_policy,
 )
-from protofleet.edge.policy import Unmet
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner
+from protofleet.edge.owner.policy import Unmet
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
 
 
@@ -229,7 +229,7 @@ def test_a_round_that_is_too_large_for_the_day_holds_at_once(tmp_path, source):
 
 
 def test_the_watch_wakes_the_agent_when_something_has_changed(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("protofleet.edge.participation.CHECK_S", 0.01)
+    monkeypatch.setattr("protofleet.edge.owner.participation.CHECK_S", 0.01)
     watched, woken = _watched(source, tmp_path), threading.Event()
     watched.start(woken.set)
     source.path.write_text("data_per_month_mb = 0\n")

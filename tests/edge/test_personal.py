@@ -14,9 +14,9 @@ from tiny_bundle import tiny_bundle, tiny_data
 import protofleet
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
-from protofleet.edge.journal import bundle_path
 from protofleet.edge.personal import checked_examples, open_personal
-from protofleet.edge.store import Store
+from protofleet.edge.state.journal import bundle_path
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.gate import GateEvidence
 

@@ -16,10 +16,10 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, open_personal
-from protofleet.edge.journal import read_journal
-from protofleet.edge.personalise import head_first, personalise, store_head
-from protofleet.edge.store import Store
-from protofleet.edge.stores import summarise
+from protofleet.edge.learning.personalise import head_first, personalise, store_head
+from protofleet.edge.state.journal import read_journal
+from protofleet.edge.state.store import Store
+from protofleet.edge.state.stores import summarise
 from protofleet.errors import InputError
 from protofleet.federation.gate import GateEvidence
 from protofleet.runtime import open_programs

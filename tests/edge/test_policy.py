@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.edge.policy import (
+from protofleet.edge.owner.policy import (
     MB,
     Moment,
     Platform,

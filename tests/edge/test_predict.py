@@ -14,9 +14,9 @@ from tiny_bundle import tiny_data
 import protofleet
 from protofleet.cli.main import main
 from protofleet.cli.stores import reset
-from protofleet.edge.journal import read_journal
-from protofleet.edge.store import Store
-from protofleet.edge.stores import default_store
+from protofleet.edge.state.journal import read_journal
+from protofleet.edge.state.store import Store
+from protofleet.edge.state.stores import default_store
 from protofleet.errors import InputError
 
 

@@ -9,9 +9,9 @@ import pytest
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.main import main
 from protofleet.datasets import load_device_data
-from protofleet.edge.examples import Examples, load_examples
-from protofleet.edge.recording import to_device_data
-from protofleet.edge.training import LocalData, check_data
+from protofleet.edge.data.examples import Examples, load_examples
+from protofleet.edge.data.recording import to_device_data
+from protofleet.edge.learning.training import LocalData, check_data
 from protofleet.errors import InputError
 
 _SENSOR = Preprocessing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.edge.resampler import Resampler, StepBack
+from protofleet.edge.data.resampler import Resampler, StepBack
 
 
 def _all(times_s, block=1000):

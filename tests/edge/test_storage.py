@@ -9,8 +9,9 @@ import pytest
 from fake_endpoint import CONNECTED
 
 from protofleet.durable import write_whole
-from protofleet.edge import storage, store
-from protofleet.edge.store import Store
+from protofleet.edge import storage
+from protofleet.edge.state import store
+from protofleet.edge.state.store import Store
 from protofleet.errors import StorageError
 from protofleet.wire.messages import Presence
 

@@ -15,8 +15,8 @@ import pytest
 from deadly_writes import die_at_write
 from trained_round import trained_round
 
-from protofleet.edge.journal import read_blob
-from protofleet.edge.store import Binding, Store, read_personal
+from protofleet.edge.state.journal import read_blob
+from protofleet.edge.state.store import Binding, Store, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
@@ -250,7 +250,7 @@ def test_personal_state_can_be_read_beside_the_running_device(tmp_path):
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path):
     """The lock holds between processes and vanishes with its holder."""
     code = (
-        "import pathlib,sys\nfrom protofleet.edge.store import Store\n"
+        "import pathlib,sys\nfrom protofleet.edge.state.store import Store\n"
         "store = Store.open(pathlib.Path(sys.argv[1])); print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from personal import opened_store
 
-from protofleet.edge.store import Store
-from protofleet.edge.stores import (
+from protofleet.edge.state.store import Store
+from protofleet.edge.state.stores import (
     default_store,
     list_stores,
     only_store,

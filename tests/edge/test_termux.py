@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli import main
-from protofleet.edge.termux import MOST_TEXT, Reading, Sensor, read_termux
+from protofleet.edge.data.termux import MOST_TEXT, Reading, Sensor, read_termux
 from protofleet.errors import InputError
 
 _LINES = """\

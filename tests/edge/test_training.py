@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from protofleet.datasets import DeviceData
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData, TrainingCancelledError
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData, TrainingCancelledError
 from protofleet.errors import InputError
 from protofleet.federation.randomness import client_rng
 from protofleet.runtime import open_programs

@@ -18,10 +18,10 @@ from trained_round import trained_round
 
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
-from protofleet.edge.journal import Binding, bundle_path
+from protofleet.edge.learning.training import LocalData
 from protofleet.edge.rehearsal import rehearse
-from protofleet.edge.store import Store, load_state
-from protofleet.edge.training import LocalData
+from protofleet.edge.state.journal import Binding, bundle_path
+from protofleet.edge.state.store import Store, load_state
 from protofleet.edge.upgrade import ATTEMPTS, Upgrades, bundle_in_place
 from protofleet.errors import ProvisionError, RefusedError
 from protofleet.strategies.types import ClientState

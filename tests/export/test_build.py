@@ -19,7 +19,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.export import export as export_command
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import open_learner
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.errors import ExportError, InputError
 from protofleet.export import formats
 from protofleet.export.build import BundleSpec, export_bundle

@@ -15,7 +15,7 @@ from protofleet import strategies
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.cli.bundle import bundle as command
 from protofleet.datasets import DeviceData
-from protofleet.edge.store import Binding, Store
+from protofleet.edge.state.store import Binding, Store
 from protofleet.errors import ExportError, InputError, ProvisionError, RefusedError
 from protofleet.runtime import open_classifier
 from protofleet.strategies.common import PARAMS, prefixed

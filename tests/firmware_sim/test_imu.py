@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.intake import SensorIntake
+from protofleet.edge.data.intake import SensorIntake
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile, readings
 from protofleet.firmware_sim.motion import (

@@ -25,8 +25,8 @@ from protofleet.coordinator.members import Members
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets._unpickle import unpickle_arrays
 from protofleet.edge import credentials
-from protofleet.edge.examples import read_csv
-from protofleet.edge.journal import (
+from protofleet.edge.data.examples import read_csv
+from protofleet.edge.state.journal import (
     Binding,
     Journal,
     Pending,
@@ -35,7 +35,7 @@ from protofleet.edge.journal import (
     StoredState,
     read_journal,
 )
-from protofleet.edge.store import Store
+from protofleet.edge.state.store import Store
 from protofleet.errors import ProtofleetError
 from protofleet.experiments.config import committed, load_experiment
 from protofleet.federation.settings import load_config

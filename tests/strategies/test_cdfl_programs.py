@@ -10,8 +10,8 @@ from packed import pack_update
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import mnist_pool
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.federation.admission import admit, expect_updates
 from protofleet.federation.coding import decode_update, read_update
 from protofleet.federation.randomness import server_rng

@@ -15,8 +15,8 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.derived import WESAD_CLASSES, wesad_features_pool
 from protofleet.datasets.federate import Natural, Stratified, federate
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.federation.coding import read_update

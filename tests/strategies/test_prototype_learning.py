@@ -15,8 +15,8 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import CLASSES, mnist_pool
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.runtime import open_programs

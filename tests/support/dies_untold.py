@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from protofleet.cli import main
-from protofleet.edge.store import Store
+from protofleet.edge.state.store import Store
 
 fatal = int(sys.argv[1])
 commit_delivered = Store.commit_delivered

@@ -19,9 +19,9 @@ from trained_round import trained_round
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_public_key
 from protofleet.coordinator.members import Members
-from protofleet.edge.journal import Binding
-from protofleet.edge.move import BundleMove
-from protofleet.edge.store import Store
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store
 from protofleet.strategies.types import ClientState
 from protofleet.wire.identity import public_bytes
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from protofleet.edge.policy import read_policy
+from protofleet.edge.owner.policy import read_policy
 from protofleet.errors import ProtofleetError
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.config import load_experiment

@@ -11,7 +11,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.datasets import DeviceData
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
 from protofleet.wire.broker_access import BrokerAccess
 

@@ -10,9 +10,9 @@ from scripted_coordinator import FEDERATION
 from trained_round import trained_round
 
 from protofleet.bundle import Bundle
-from protofleet.edge.journal import Binding
-from protofleet.edge.move import BundleMove
-from protofleet.edge.store import Store
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.move import BundleMove
+from protofleet.edge.state.store import Store
 from protofleet.federation.gate import GateEvidence
 from protofleet.strategies.types import ClientState
 

@@ -16,8 +16,8 @@ from toy_model import server_tools
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import accuracy
 from protofleet.strategies.types import Payload, Update

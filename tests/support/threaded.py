@@ -19,7 +19,7 @@ from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.run import open_service
 from protofleet.edge.join import JoinOptions, open_agent
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies.types import ServerState

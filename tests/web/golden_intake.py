@@ -19,8 +19,8 @@ import numpy as np
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.digits import load_digits
-from protofleet.edge.examples import read_csv
-from protofleet.edge.intake import SensorIntake
+from protofleet.edge.data.examples import read_csv
+from protofleet.edge.data.intake import SensorIntake
 from protofleet.errors import InputError
 
 _SMALL = Preprocessing(

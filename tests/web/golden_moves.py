@@ -29,8 +29,8 @@ from protofleet.bundle.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.edge.journal import Binding, PersonalState, StoredFile, StoredState
-from protofleet.edge.move import plan
+from protofleet.edge.state.journal import Binding, PersonalState, StoredFile, StoredState
+from protofleet.edge.state.move import plan
 from protofleet.errors import ProvisionError
 from protofleet.strategies import build
 from protofleet.strategies.types import ClientState

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model

@@ -35,7 +35,7 @@ _CONSTANTS = {
     "strategies/types": "TASK_LOSS",
     "strategies/common": "PARAMS BUFFERS CHANGE",
     "federation/calibration": "WORST",
-    "edge/training": "EVALUATION_BATCH",
+    "edge/learning/training": "EVALUATION_BATCH",
 }
 """By module: constants that the browser's module has under the same names."""
 _RECORDS = (

@@ -22,8 +22,8 @@ import numpy as np
 
 from protofleet.bundle import Bundle
 from protofleet.datasets.device_data import load_device_data
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Strategy

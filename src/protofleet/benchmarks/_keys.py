@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protofleet.coordinator.members import Members
 from protofleet.edge.credentials import FOLDER, Enrolment, device_key, save_enrolment
-from protofleet.edge.store import Store
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
 from protofleet.wire.identity import public_bytes
 

@@ -17,7 +17,7 @@ from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
-from protofleet.edge.meter import peak_rss_bytes
+from protofleet.edge.learning.meter import peak_rss_bytes
 from protofleet.runtime import BackendName
 
 

@@ -33,7 +33,7 @@ from protofleet.benchmarks.rounds import (
     write_federation,
 )
 from protofleet.coordinator.members import Members
-from protofleet.edge.meter import high_water_bytes
+from protofleet.edge.learning.meter import high_water_bytes
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import stop

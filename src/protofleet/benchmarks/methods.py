@@ -37,7 +37,7 @@ from protofleet.coordinator.events import (
 from protofleet.coordinator.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions, open_agent
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.classifier.prepare import ALL, Wishes

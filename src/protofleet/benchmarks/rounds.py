@@ -23,7 +23,7 @@ from protofleet.benchmarks._keys import enrol_here
 from protofleet.benchmarks._rows import Row
 from protofleet.benchmarks._synthetic_bundle import synthetic_data, write_synthetic_bundle
 from protofleet.bundle.keys import save_public_key
-from protofleet.edge.meter import high_water_bytes
+from protofleet.edge.learning.meter import high_water_bytes
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.processes import spawn, stop

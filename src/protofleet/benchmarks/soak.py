@@ -16,7 +16,7 @@ from protofleet.benchmarks.rounds import (
     start_device,
     write_federation,
 )
-from protofleet.edge.meter import resident_bytes
+from protofleet.edge.learning.meter import resident_bytes
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.processes import stop

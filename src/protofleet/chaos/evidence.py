@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from protofleet.coordinator.ledger.queries import opened_ledger, states, transfers
-from protofleet.edge.journal import read_journal
+from protofleet.edge.state.journal import read_journal
 
 Place = tuple[str, int]
 """A device and a round."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from protofleet.edge.participation import PolicyLook
+    from protofleet.edge.owner.participation import PolicyLook
 
 _PATH = click.Path(path_type=Path)
 _FLAGS = {
@@ -84,8 +84,8 @@ def policy(
     The policy is a file in the device's store, policy.toml, or what the options say in place of it;
     docs/device.md has its keys. A device that runs reads a changed file within 20 s.
     """
-    from protofleet.edge.participation import look_at_policy
-    from protofleet.edge.stores import only_store
+    from protofleet.edge.owner.participation import look_at_policy
+    from protofleet.edge.state.stores import only_store
 
     folder = store or only_store()
     found = look_at_policy(folder, policy_file, conditions)

@@ -99,6 +99,6 @@ def opened_model(
 
 def chosen_store(store: Path | None) -> Path:
     """The store that is named, or the only one."""
-    from protofleet.edge.stores import only_store
+    from protofleet.edge.state.stores import only_store
 
     return store or only_store()

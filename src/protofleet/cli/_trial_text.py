@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from protofleet.units import byte_text, duration_text, ms_text
 
 if TYPE_CHECKING:
-    from protofleet.edge.trial import Trial
+    from protofleet.edge.learning.trial import Trial
 
 
 def to_text(trial: Trial) -> str:

@@ -159,7 +159,7 @@ def join(
     start_process(threads)
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
-    from protofleet.edge.stores import default_store, only_store
+    from protofleet.edge.state.stores import default_store, only_store
     from protofleet.federation.records import Sends
 
     trusted = trusted_keys(source["trust_files"])
@@ -211,7 +211,7 @@ def _cell(federation: str | None, device_id: str | None, cells: int) -> str:
 
 def _tell_predict(store: Path) -> None:
     """How to use the model that the rounds have made, if one has counted."""
-    from protofleet.edge.stores import store_option, summarise
+    from protofleet.edge.state.stores import store_option, summarise
 
     known = summarise(store)
     if known.round_id or known.head:
@@ -272,9 +272,9 @@ def personalise_(
     start_process(threads)
     from protofleet.bundle import Bundle
     from protofleet.edge.current_round import in_use_figures
-    from protofleet.edge.personalise import personalise, store_head
-    from protofleet.edge.store import Store
-    from protofleet.edge.stores import default_store
+    from protofleet.edge.learning.personalise import personalise, store_head
+    from protofleet.edge.state.store import Store
+    from protofleet.edge.state.stores import default_store
     from protofleet.runtime import open_programs
 
     trusted = trusted_keys(source["trust_files"])

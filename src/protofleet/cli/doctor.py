@@ -76,7 +76,7 @@ def doctor(
 
 def _own_stores() -> Iterator[Subject]:
     from protofleet.doctor import StoreSubject
-    from protofleet.edge.stores import list_stores
+    from protofleet.edge.state.stores import list_stores
 
     for one in list_stores():
         yield StoreSubject(one.path)

@@ -183,7 +183,7 @@ def enroll(
     time, the same command goes on. An enrolled device gets a new key; what it has learned stays.
     """
     from protofleet.edge.enrolment import EnrolOptions, enrol
-    from protofleet.edge.stores import default_store
+    from protofleet.edge.state.stores import default_store
     from protofleet.wire.enrolment import Invitation
 
     start_logging(quiet=True)

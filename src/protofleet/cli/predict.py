@@ -16,7 +16,7 @@ from protofleet.errors import InputError
 
 if TYPE_CHECKING:
     from protofleet.edge import PersonalModel, Predictions
-    from protofleet.edge.examples import ByteStream, Examples
+    from protofleet.edge.data.examples import ByteStream, Examples
 
 _PATH = click.Path(path_type=Path)
 
@@ -76,7 +76,7 @@ def predict(
     sensor on standard input gets each new round's model (docs/device.md).
     """
     start_process(threads, quiet=True)
-    from protofleet.edge.examples import load_examples, read_csv
+    from protofleet.edge.data.examples import load_examples, read_csv
     from protofleet.edge.personal import doubt_of
 
     model = opened_model(store, bundle, trust_files, use=use, backend=backend, threads=threads)

@@ -59,8 +59,8 @@ def prepare(
     import numpy as np
 
     from protofleet.bundle import Bundle
-    from protofleet.edge.examples import ByteStream, is_device_data, load_examples, read_csv
-    from protofleet.edge.recording import to_device_data
+    from protofleet.edge.data.examples import ByteStream, is_device_data, load_examples, read_csv
+    from protofleet.edge.data.recording import to_device_data
 
     if out.suffix != ".npz":
         raise InputError(f"--out '{out}': expected FILE.npz, for 'device join --data'")

@@ -169,7 +169,7 @@ def _trusted(signing: Ed25519PrivateKey, files: tuple[Path, ...]) -> set[bytes]:
 
 
 def _check_data(local: LocalData, opened: Bundle) -> None:
-    from protofleet.edge.training import check_data
+    from protofleet.edge.learning.training import check_data
 
     check_data(local, opened.manifest)
     for part in ("train", "test"):
@@ -244,7 +244,7 @@ def _check_task(opened: Bundle) -> None:
 def _from_store(opened: Bundle, store: Path) -> Model:
     """The personal model of a device."""
     from protofleet import strategies
-    from protofleet.edge.store import read_personal
+    from protofleet.edge.state.store import read_personal
 
     personal, state = read_personal(store)
     if personal.binding.bundle != opened.digest:

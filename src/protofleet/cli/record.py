@@ -18,7 +18,7 @@ from protofleet.cli._trust import bundle_trust_option, trusted_keys
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
-    from protofleet.edge.termux import Sensor, Source
+    from protofleet.edge.data.termux import Sensor, Source
 
 _PATH = click.Path(path_type=Path)
 
@@ -26,7 +26,7 @@ _PATH = click.Path(path_type=Path)
 def _sensors(
     _context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> tuple[Sensor, ...]:
-    from protofleet.edge.termux import Sensor
+    from protofleet.edge.data.termux import Sensor
 
     found = []
     for text in given:
@@ -89,7 +89,7 @@ def record(
     """  # noqa: D301 - click's mark for lines to keep
     start_process(1, quiet=True)
     from protofleet.bundle import Bundle
-    from protofleet.edge.termux import read_termux
+    from protofleet.edge.data.termux import read_termux
 
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
     channels = manifest.preprocessing.channels

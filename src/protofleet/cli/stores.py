@@ -21,7 +21,7 @@ def stores(folder: Path | None, as_json: bool) -> None:
     """List device stores: of this user's devices, or those that lie in FOLDER."""
     import msgspec
 
-    from protofleet.edge.stores import list_stores, stores_folder
+    from protofleet.edge.state.stores import list_stores, stores_folder
 
     found = list_stores(folder)
     if as_json:
@@ -53,7 +53,7 @@ def reset(store: Path | None, with_identity: bool, yes: bool) -> None:
 
     The device id stays, so that a coordinator still knows the device, unless --identity is given.
     """
-    from protofleet.edge.stores import reset_store, summarise
+    from protofleet.edge.state.stores import reset_store, summarise
 
     folder = chosen_store(store)
     known = summarise(folder)

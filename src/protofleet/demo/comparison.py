@@ -20,8 +20,8 @@ from protofleet.datasets import load_device_data, load_pooled
 from protofleet.demo.methods import NETWORKS, Network, methods_of
 from protofleet.demo.recipes import DemoData, settings_of
 from protofleet.demo.settings import DemoSettings
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.experiments.config import DataSource, Method, ModelSettings, ScoreSettings, alone
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, PreparedData

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofleet.bundle import Bundle
-from protofleet.edge.store import read_personal
+from protofleet.edge.state.store import read_personal
 from protofleet.federation.outcome import beside_alone
 from protofleet.federation.records import DeviceRecord, RunRecord, Scores, save_record
 from protofleet.report import (

@@ -10,9 +10,9 @@ from protofleet.doctor.machine import behind
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.subjects import StoreSubject
 from protofleet.edge.credentials import AHEAD_S, FOLDER, REMEDY, check_enrolment, load_enrolment
-from protofleet.edge.journal import Journal, bundle_path, read_blob, read_journal
-from protofleet.edge.store import lock_store
-from protofleet.edge.stores import summarise
+from protofleet.edge.state.journal import Journal, bundle_path, read_blob, read_journal
+from protofleet.edge.state.store import lock_store
+from protofleet.edge.state.stores import summarise
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.printable import shell_word
 from protofleet.private_files import check_private_folder, refuse_links

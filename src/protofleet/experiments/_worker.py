@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
-from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.experiments.attacks import flipped_labels
 from protofleet.experiments.prepare import ClientFiles
 from protofleet.federation.client import (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.edge.meter import peak_rss_bytes
+from protofleet.edge.learning.meter import peak_rss_bytes
 from protofleet.errors import ProtofleetError
 from protofleet.experiments._worker import (
     ClientTrainer,

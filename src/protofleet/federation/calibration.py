@@ -123,7 +123,7 @@ class CalibrationProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateTester(Protocol):
-    """A learner that has held out a part of its training examples (``edge.training.Learner``)."""
+    """A learner that has held out training examples (``edge.learning.training.Learner``)."""
 
     @property
     def model(self) -> Model:

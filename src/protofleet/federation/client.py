@@ -120,7 +120,7 @@ class TrainedRound:
 
 
 class LocalLearner(Protocol):
-    """Trains a strategy on a client's own data; ``edge.training.Learner`` does."""
+    """Trains a strategy on a client's own data; ``edge.learning.training.Learner`` does."""
 
     @property
     def model(self) -> Model:

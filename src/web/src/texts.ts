@@ -309,7 +309,7 @@ export const EXAMPLES = {
 
 const UNITS = "seconds stand in time_s, milliseconds in time_ms";
 
-/** What is wrong with a CSV; as `edge/examples.py` says it. */
+/** What is wrong with a CSV; as `edge/data/examples.py` says it. */
 export const CSV = {
   line: (where: string, line: number) => `${where}, line ${line}`,
   nothing: (where: string) => `${where}: expected a CSV, got nothing`,

@@ -69,7 +69,7 @@ const MODULES: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
   "strategies/types": types,
   "strategies/common": common,
   "federation/calibration": calibration,
-  "edge/training": programs,
+  "edge/learning/training": programs,
 };
 
 /** Channels of which a browser knows nothing: between coordinators, of bundles, and of shared chunks. */

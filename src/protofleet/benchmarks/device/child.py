@@ -72,7 +72,7 @@ def _infer(
     )
     if examples.test is None:
         return
-    from protofleet.edge.training import EVALUATION_BATCH  # noqa: PLC0415 after the first phase
+    from protofleet.edge.learning.training import EVALUATION_BATCH  # noqa: PLC0415 after the first phase
     from protofleet.strategies.scores import confusion, score  # noqa: PLC0415 as above
 
     x, y = examples.test

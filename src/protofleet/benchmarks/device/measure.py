@@ -47,7 +47,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest, Program
 from protofleet.bundle.rules import PARAMS, STATE
 from protofleet.edge import load_local_data
-from protofleet.edge.training import check_data
+from protofleet.edge.learning.training import check_data
 from protofleet.errors import InputError, UnavailableError
 from protofleet.strategies import DESCRIPTIONS, check_known
 from protofleet.threads import thread_variables

@@ -20,7 +20,7 @@ from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
-from protofleet.edge.training import Learner
+from protofleet.edge.learning.training import Learner
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.client import (
     ClientMemory,

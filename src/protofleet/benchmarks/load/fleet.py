@@ -11,7 +11,7 @@ import msgspec
 
 from protofleet.benchmarks.load.device import NUM_EXAMPLES, LightDevice, device_id
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.journal import Binding
+from protofleet.edge.state.journal import Binding
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.watched_link import Watch, WatchedLink
 from protofleet.wire.broker_access import BrokerAccess

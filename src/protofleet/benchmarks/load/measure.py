@@ -23,7 +23,7 @@ from protofleet.benchmarks._synthetic_bundle import write_synthetic_bundle
 from protofleet.benchmarks.load.device import shift
 from protofleet.benchmarks.load.fleet import FleetOutcome, FleetSpec
 from protofleet.bundle import Bundle
-from protofleet.edge.meter import high_water_bytes
+from protofleet.edge.learning.meter import high_water_bytes
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import spawn, stop

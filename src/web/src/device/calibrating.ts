@@ -1,5 +1,5 @@
 /**
- * A device's part in a calibration, as `edge/calibrating.py` has it: it tries learning rates, and tells what came of
+ * A device's part in a calibration, as `edge/learning/calibrating.py` has it: it tries learning rates, and tells what came of
  * each. A round goes before: a task that comes meanwhile ends the trial, which then begins again. Nothing is stored.
  */
 

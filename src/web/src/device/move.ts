@@ -1,5 +1,5 @@
 /**
- * What of its state a device takes along to another bundle of its federation, as `edge/move.py`.
+ * What of its state a device takes along to another bundle of its federation, as `edge/state/move.py`.
  *
  * What a strategy's clients carry (`Strategy.carried`) is kept by name and shape. A tensor whose shapes differ in the
  * number of classes alone keeps the rows of the classes that both bundles name. Everything else starts as in a new

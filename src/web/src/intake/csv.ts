@@ -1,5 +1,5 @@
 /**
- * Examples from a CSV, as `protofleet device prepare` reads it (`edge/examples.py`).
+ * Examples from a CSV, as `protofleet device prepare` reads it (`edge/data/examples.py`).
  *
  * Its layout follows from its columns: *sensor samples*, one per row, where the bundle has windows
  * and the header names its channels, with `time_s` (or `time`) or `time_ms`; else *examples*, one per

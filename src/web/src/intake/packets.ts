@@ -1,5 +1,5 @@
 /**
- * When readings were taken that share a stamp, or that come in packets, as `edge/packets.py`.
+ * When readings were taken that share a stamp, or that come in packets, as `edge/data/packets.py`.
  *
  * The number of readings between the stamps says how fast they were taken; they are spread evenly.
  */

@@ -1,5 +1,5 @@
 /**
- * One sensor's readings → samples on a grid of absolute times, low-passed, as `edge/resampler.py`.
+ * One sensor's readings → samples on a grid of absolute times, low-passed, as `edge/data/resampler.py`.
  *
  * A windowed-sinc kernel is evaluated at the true time stamps, so jitter and odd rates need no special
  * case. A clock was set back where two readings that follow one another lie behind the latest by more

@@ -1,5 +1,5 @@
 /**
- * Sensor streams at any rate → samples at the bundle's rate → normalised windows, as `edge/intake.py`.
+ * Sensor streams at any rate → samples at the bundle's rate → normalised windows, as `edge/data/intake.py`.
  *
  * Each stream is low-passed and resampled in one pass by a windowed-sinc kernel evaluated at the true
  * time stamps. Every stream's output lies on the same grid of absolute times k / rate, which joins

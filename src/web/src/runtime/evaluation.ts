@@ -1,4 +1,4 @@
-/** Scores a model on the device's own test part, as `edge/training.py` does. */
+/** Scores a model on the device's own test part, as `edge/learning/training.py` does. */
 
 import { TASKS } from "../strategies/tasks.ts";
 import type { LearningTask } from "../strategies/tasks.ts";

@@ -13,9 +13,9 @@ import platformdirs
 from protofleet.bundle.bundle import stored_name
 from protofleet.durable import sync_folder
 from protofleet.edge.credentials import FOLDER as ENROLMENT
-from protofleet.edge.journal import bundle_path, read_journal
-from protofleet.edge.policy import POLICY_FILE
-from protofleet.edge.store import lock_store
+from protofleet.edge.owner.policy import POLICY_FILE
+from protofleet.edge.state.journal import bundle_path, read_journal
+from protofleet.edge.state.store import lock_store
 from protofleet.errors import InputError, ProtofleetError, RefusedError, UnavailableError
 
 _KEPT = ("identity.json", "lock", ENROLMENT, POLICY_FILE)

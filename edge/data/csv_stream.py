@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.csv_rows import Row
-from protofleet.edge.csv_table import Table
-from protofleet.edge.intake import IntakeCounters, SensorIntake, Window
-from protofleet.edge.packets import TOLERANCE, Packets, Spreader, find_packets, is_known
+from protofleet.edge.data.csv_rows import Row
+from protofleet.edge.data.csv_table import Table
+from protofleet.edge.data.intake import IntakeCounters, SensorIntake, Window
+from protofleet.edge.data.packets import TOLERANCE, Packets, Spreader, find_packets, is_known
+from protofleet.edge.data.sample_times import fits, is_too_slow, median_step, unit_hint
 from protofleet.edge.predictions import NO_LABEL
-from protofleet.edge.sample_times import fits, is_too_slow, median_step, unit_hint
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)

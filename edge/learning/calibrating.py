@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from protofleet.edge.current_round import Report
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.training import Learner
-from protofleet.edge.training_thread import TrainingThread
+from protofleet.edge.learning.training import Learner
+from protofleet.edge.learning.training_thread import TrainingThread
 from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.calibration import RATIOS
 from protofleet.federation.client import MOST_SEED, RoundConfig

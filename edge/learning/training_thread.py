@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from protofleet.edge.training import Learner, TrainingCancelledError
+from protofleet.edge.learning.training import Learner, TrainingCancelledError
 from protofleet.federation.client import (
     ClientMemory,
     ReceivedPayload,

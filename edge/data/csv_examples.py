@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
-from protofleet.edge.csv_rows import ByteStream, Row, is_value, row_blocks
-from protofleet.edge.csv_stream import SampleStream
-from protofleet.edge.csv_table import LABEL, Table, unknown
-from protofleet.edge.intake import Window
+from protofleet.edge.data.csv_rows import ByteStream, Row, is_value, row_blocks
+from protofleet.edge.data.csv_stream import SampleStream
+from protofleet.edge.data.csv_table import LABEL, Table, unknown
+from protofleet.edge.data.intake import Window
 from protofleet.errors import InputError
 
 

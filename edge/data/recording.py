@@ -10,7 +10,7 @@ import numpy as np
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.datasets.windows import Windows, split_in_time
-from protofleet.edge.examples import Examples
+from protofleet.edge.data.examples import Examples
 from protofleet.edge.personal import checked_examples
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets.arrays import UNREADABLE, read_arrays, to_labels, to_targets
-from protofleet.edge.csv_examples import Examples, read_csv
-from protofleet.edge.csv_rows import ByteStream
-from protofleet.edge.csv_table import unknown
-from protofleet.edge.local_data import UCI_HAR, load_local_data
-from protofleet.edge.training import check_data
+from protofleet.edge.data.csv_examples import Examples, read_csv
+from protofleet.edge.data.csv_rows import ByteStream
+from protofleet.edge.data.csv_table import unknown
+from protofleet.edge.data.local_data import UCI_HAR, load_local_data
+from protofleet.edge.learning.training import check_data
 from protofleet.errors import InputError, MissingDataError
 
 __all__ = ["ByteStream", "Examples", "is_device_data", "load_examples", "read_csv"]

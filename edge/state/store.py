@@ -33,8 +33,8 @@ from protofleet import __version__
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_synced, write_whole
-from protofleet.edge.counters import ByteCounters
-from protofleet.edge.journal import (
+from protofleet.edge.state.counters import ByteCounters
+from protofleet.edge.state.journal import (
     BLOB_SUFFIX,
     BUNDLE_SUFFIX,
     JOURNAL,

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from protofleet.bundle import Bundle
-from protofleet.edge.meter import Meter, peak_rss_bytes
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.learning.meter import Meter, peak_rss_bytes
+from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.errors import InputError
 from protofleet.federation.calibration import AUTO, choose, try_rates
 from protofleet.federation.records import Percentiles, percentiles

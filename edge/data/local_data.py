@@ -9,7 +9,7 @@ from pathlib import Path
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.datasets.arrays import doubt_of_scale
-from protofleet.edge.training import LocalData
+from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)

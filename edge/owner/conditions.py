@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from protofleet.edge.policy import Platform
+from protofleet.edge.owner.policy import Platform
 
 ANSWER_S = 5.0
 """For a program's answer; Termux:API wakes an app."""

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.edge.data.resampler import GridSamples, IntakeCounters, Resampler, StepBack, joined
 from protofleet.edge.log_throttle import WarningThrottle
-from protofleet.edge.resampler import GridSamples, IntakeCounters, Resampler, StepBack, joined
 from protofleet.errors import InputError
 
 __all__ = ["IntakeCounters", "Resampler", "SensorIntake", "Window"]

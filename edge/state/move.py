@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.journal import Binding, PersonalState, bundle_path
-from protofleet.edge.store import Store, read_personal
+from protofleet.edge.state.journal import Binding, PersonalState, bundle_path
+from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.strategies import build
 from protofleet.strategies.common import BUFFERS, PARAMS

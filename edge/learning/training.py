@@ -19,7 +19,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_tokens
-from protofleet.edge.meter import Meter, measure_windows
+from protofleet.edge.learning.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.calibration import held_out
 from protofleet.federation.client import (

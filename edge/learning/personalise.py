@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
-from protofleet.edge.head import (
+from protofleet.edge.learning.head import (
     MOST_EXAMPLES,
     FittedHead,
     check_dense,
@@ -16,9 +16,9 @@ from protofleet.edge.head import (
     head_of,
     with_head,
 )
-from protofleet.edge.journal import Binding
-from protofleet.edge.store import Store
-from protofleet.edge.training import EVALUATION_BATCH, LocalData, check_data
+from protofleet.edge.learning.training import EVALUATION_BATCH, LocalData, check_data
+from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.gate import GateEvidence
 from protofleet.runtime import Programs

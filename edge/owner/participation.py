@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from protofleet.edge.conditions import PlatformReader, local_minute
-from protofleet.edge.counters import ByteCounters
-from protofleet.edge.data_use import DataUse
-from protofleet.edge.policy import (
+from protofleet.edge.owner.conditions import PlatformReader, local_minute
+from protofleet.edge.owner.data_use import DataUse
+from protofleet.edge.owner.policy import (
     ASKABLE,
     NO_TRANSFER,
     POLICY_FILE,
@@ -29,7 +28,8 @@ from protofleet.edge.policy import (
     unmet_conditions,
     untold,
 )
-from protofleet.edge.store import Store, stored_identity
+from protofleet.edge.state.counters import ByteCounters
+from protofleet.edge.state.store import Store, stored_identity
 from protofleet.errors import InputError, RefusedError
 
 _log = logging.getLogger(__name__)

@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
-from protofleet.edge.csv_rows import Row, is_gap
+from protofleet.edge.data.csv_rows import Row, is_gap
+from protofleet.edge.data.sample_times import (
+    SECONDS,
+    UNITS,
+    is_date,
+    rising_column,
+    to_time,
+    unit_of,
+)
 from protofleet.edge.predictions import NO_LABEL
-from protofleet.edge.sample_times import SECONDS, UNITS, is_date, rising_column, to_time, unit_of
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""When the owner lets a device take part, and what it says about that."""

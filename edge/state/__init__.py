@@ -1,0 +1,1 @@
+"""What a device keeps: rounds, models, bundles and counters, decided by one commit."""
