@@ -6,13 +6,13 @@ from typing import Literal
 
 from msgspec import UNSET
 
-from protofleet.coordinator.lease import Lease
-from protofleet.coordinator.operation import Operation
-from protofleet.coordinator.receipts import Receipts
-from protofleet.coordinator.roll_call import RollCall
+from protofleet.coordinator.devices.receipts import Receipts
+from protofleet.coordinator.devices.roll_call import RollCall
+from protofleet.coordinator.process.lease import Lease
+from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Announcement, CalibrationOrder, Task
 

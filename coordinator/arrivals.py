@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protofleet.coordinator.ledger.rows import ArrivedUpdate
-from protofleet.federation.schedule import RoundState
-from protofleet.wire.transfer import Received
+from protofleet.federation.schedules.schedule import RoundState
+from protofleet.wire.transfers.transfer import Received
 
 GATHER_S = 0.05
 """How long an update waits for others: some writes to a disk, and nothing beside a round."""

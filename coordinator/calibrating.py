@@ -1,7 +1,7 @@
 """The calibration of a run: before its first round some devices try learning rates.
 
 What devices tell travels in their presences and stands in the ledger before anything follows from
-it; which rate is chosen of that is ``federation.calibration``'s to say.
+it; which rate is chosen of that is ``federation.outcomes.calibration``'s to say.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 
 from protofleet.coordinator import events
+from protofleet.coordinator.devices.registry import Device
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.registry import Device
 from protofleet.errors import RefusedError
-from protofleet.federation.calibration import (
+from protofleet.federation.outcomes.calibration import (
     Calibration,
     CalibrationProgress,
     check_ratios,
@@ -26,9 +26,9 @@ from protofleet.federation.calibration import (
     ladder_of,
     with_rate,
 )
+from protofleet.federation.outcomes.trouble import of_calibration
 from protofleet.federation.plan import Plan
-from protofleet.federation.schedule import RoundPhase
-from protofleet.federation.trouble import of_calibration
+from protofleet.federation.schedules.schedule import RoundPhase
 from protofleet.wire.messages import MOST_CALIBRATING, CalibrationAnswer, CalibrationOrder
 
 

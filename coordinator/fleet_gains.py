@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.federation.coding import to_evaluation
-from protofleet.federation.gate import fleet_gain, gain_of
+from protofleet.federation.outcomes.gate import fleet_gain, gain_of
 from protofleet.federation.records import EvaluationRecord, UpdateRecord
 from protofleet.strategies.scores import Statistics
 from protofleet.strategies.tasks import TASKS

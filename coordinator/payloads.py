@@ -16,7 +16,7 @@ from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
-from protofleet.wire.transfer import note_digest
+from protofleet.wire.transfers.transfer import note_digest
 
 _SUFFIX = ".safetensors"
 

@@ -35,7 +35,7 @@ from protofleet.federation.compatibility import check_compatible
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import make_private_folder
-from protofleet.wire.identity import BundleWithdrawal, public_bytes, sign_statement
+from protofleet.wire.trust.identity import BundleWithdrawal, public_bytes, sign_statement
 
 _ANEW = (
     "to begin anew with it, stop this run, name the bundle and another run_dir in the file, start "

@@ -7,11 +7,11 @@ from collections.abc import Hashable
 
 from protofleet.coordinator import events
 from protofleet.errors import RefusedError
-from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+from protofleet.federation.schedules.schedule import ExtendRound, RoundPhase, RoundState
 from protofleet.federation.server import Aggregated
 from protofleet.printable import printable
 from protofleet.wire.messages import Announcement, TransferOffer
-from protofleet.wire.transfer import Rejected
+from protofleet.wire.transfers.transfer import Rejected
 
 FIRST_REPETITION_S = 30.0
 LONGEST_S = 3600.0

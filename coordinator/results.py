@@ -20,7 +20,9 @@ from protofleet.coordinator.ledger.rows import Traffic
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import to_evaluation
-from protofleet.federation.outcome import Outcome, OwnerOutcome, outcome_of, owner_outcome
+from protofleet.federation.outcomes.outcome import Outcome, OwnerOutcome, outcome_of, owner_outcome
+from protofleet.federation.outcomes.scores import last_scores, run_scores
+from protofleet.federation.outcomes.trouble import Trouble, troubles
 from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
@@ -32,9 +34,7 @@ from protofleet.federation.records import (
     percentiles,
     save_by_device,
 )
-from protofleet.federation.scores import last_scores, run_scores
-from protofleet.federation.trouble import Trouble, troubles
-from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
+from protofleet.wire.mqtt.usage import NO_USAGE, DeviceUsage, merged
 
 _log = logging.getLogger(__name__)
 

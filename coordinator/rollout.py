@@ -26,6 +26,7 @@ import msgspec
 
 from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator import events
+from protofleet.coordinator.devices.registry import Device, Registry
 from protofleet.coordinator.ledger.rollout_rows import (
     BUNDLES,
     STAGES,
@@ -35,10 +36,9 @@ from protofleet.coordinator.ledger.rollout_rows import (
     RolloutRows,
     RolloutState,
 )
-from protofleet.coordinator.registry import Device, Registry
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import UpdateRecord
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import BundleOffer, Presence
 

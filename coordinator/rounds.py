@@ -16,23 +16,23 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.calibrating import CalibrationServer
+from protofleet.coordinator.devices.registry import Registry
+from protofleet.coordinator.devices.reported_usage import ReportedUsage
 from protofleet.coordinator.fleet_gains import FleetGains
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.payloads import Payloads
-from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.reported_usage import ReportedUsage
 from protofleet.coordinator.reporter import Reporter
 from protofleet.errors import RefusedError
-from protofleet.federation import membership, schedule
 from protofleet.federation.claims import LearnedBounds
-from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
-from protofleet.federation.gated_schedule import GatedSchedule
+from protofleet.federation.outcomes.trouble import LossWatch
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import PrivacyRecord, Scores
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules import membership, schedule
+from protofleet.federation.schedules.early_stopping import EarlyEnd, EarlyStopping
+from protofleet.federation.schedules.gated_schedule import GatedSchedule
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.stragglers import share_of_work
 from protofleet.federation.server import Aggregated, Server
-from protofleet.federation.stragglers import share_of_work
-from protofleet.federation.trouble import LossWatch
 from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Presence, Task

@@ -16,36 +16,36 @@ from typing import assert_never
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.arrivals import Arrivals
-from protofleet.coordinator.attendance import Attendance
-from protofleet.coordinator.expiry import Expiry
-from protofleet.coordinator.lease import Lease
+from protofleet.coordinator.devices.attendance import Attendance
+from protofleet.coordinator.devices.receipts import Receipts
+from protofleet.coordinator.devices.registry import Registry
+from protofleet.coordinator.devices.reported_usage import ReportedUsage
+from protofleet.coordinator.devices.roll_call import RollCall
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
-from protofleet.coordinator.members import Members, Revocations
-from protofleet.coordinator.operation import Operation
-from protofleet.coordinator.receipts import Receipts
-from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.reported_usage import ReportedUsage
+from protofleet.coordinator.membership.members import Members, Revocations
+from protofleet.coordinator.process.expiry import Expiry
+from protofleet.coordinator.process.lease import Lease
+from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
-from protofleet.coordinator.roll_call import RollCall
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.federation import schedule
 from protofleet.federation.claims import relaxed_bounds
+from protofleet.federation.outcomes.trouble import troubles
 from protofleet.federation.plan import Plan
-from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.schedules import schedule
+from protofleet.federation.schedules.schedule import RoundPhase
 from protofleet.federation.server import Server
-from protofleet.federation.trouble import troubles
 from protofleet.tensors import blobs
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Disconnected, Hindered
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, TransferOffer
-from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.mqtt.link import Connected, Disconnected, Hindered
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
 
 _FAREWELL_POLL_S = 0.02
 """Between two looks at the link, while devices are to be sent home."""

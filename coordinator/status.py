@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from protofleet.coordinator.expiry import Expiration, expirations
 from protofleet.coordinator.ledger import LEDGER, queries
 from protofleet.coordinator.ledger.control import (
     OperatorOrder,
@@ -25,12 +24,13 @@ from protofleet.coordinator.ledger.queries import (
     opened_ledger,
 )
 from protofleet.coordinator.ledger.reading import to_calibration, to_early_end
-from protofleet.coordinator.operation import operation_of
+from protofleet.coordinator.process.expiry import Expiration, expirations
+from protofleet.coordinator.process.operation import operation_of
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.cells import cell_config
-from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.outcomes.calibration import CalibrationProgress
+from protofleet.federation.schedules.early_stopping import EarlyEnd
+from protofleet.federation.schedules.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 

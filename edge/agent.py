@@ -39,10 +39,10 @@ from protofleet.printable import shell_word
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Disconnected, Hindered
 from protofleet.wire.messages import Announcement, BundleOffer, Task
-from protofleet.wire.protection import KEYS
-from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.mqtt.link import Connected, Disconnected, Hindered
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
+from protofleet.wire.trust.protection import KEYS
 
 _log = logging.getLogger(__name__)
 

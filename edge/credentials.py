@@ -20,9 +20,9 @@ from protofleet.bundle import keys
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.units import clock_text
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.device_protection import DeviceCredentials
-from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.trust.device_protection import DeviceCredentials
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, read_statement
 
 FOLDER = "enrolment"
 AHEAD_S = 30 * 86_400

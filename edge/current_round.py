@@ -36,12 +36,12 @@ from protofleet.federation.client import (
     open_payload,
     receive_payload,
 )
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.strategies.training import DivergedError
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
-from protofleet.wire.transfer import Delivered, Received, Rejected
-from protofleet.wire.transfer import transfer_id as transfer_of
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
+from protofleet.wire.transfers.transfer import transfer_id as transfer_of
 
 _log = logging.getLogger(__name__)
 

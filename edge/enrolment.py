@@ -32,13 +32,23 @@ from protofleet.edge.credentials import (
 )
 from protofleet.edge.state.store import Store, stored_identity
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
-from protofleet.wire.broker_access import (
+from protofleet.wire.messages import decode
+from protofleet.wire.mqtt.broker_access import (
     BrokerAccess,
     BrokerAddress,
     peer_certificate,
     unchecked_tls,
 )
-from protofleet.wire.enrolment import (
+from protofleet.wire.mqtt.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkOptions,
+)
+from protofleet.wire.topics import Topics, invited_account
+from protofleet.wire.trust.enrolment import (
     Asked,
     EnrolmentAnswer,
     EnrolmentGrant,
@@ -48,17 +58,7 @@ from protofleet.wire.enrolment import (
     check_grant,
     open_answer,
 )
-from protofleet.wire.identity import public_bytes
-from protofleet.wire.link import (
-    Connected,
-    Delivery,
-    Disconnected,
-    Hindered,
-    Link,
-    LinkOptions,
-)
-from protofleet.wire.messages import decode
-from protofleet.wire.topics import Topics, invited_account
+from protofleet.wire.trust.identity import public_bytes
 
 ANSWER_S = 180.0
 """How long a device asks for its grant: whoever invites may still have to start something."""

@@ -36,11 +36,11 @@ from protofleet.runtime import BackendName, choose_backend, open_programs, retur
 from protofleet.runtime.opening import check_opening, opening_of
 from protofleet.strategies import check_known
 from protofleet.threads import prepare_records
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.device_protection import DeviceProtection
-from protofleet.wire.protection import Plain
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import check_id
+from protofleet.wire.trust.device_protection import DeviceProtection
+from protofleet.wire.trust.protection import Plain
 
 _log = logging.getLogger(__name__)
 

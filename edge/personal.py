@@ -22,7 +22,7 @@ from protofleet.edge.state.journal import JOURNAL, Journal, PersonalState, bundl
 from protofleet.edge.state.store import load_state, read_in_use
 from protofleet.edge.state.stores import only_store
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import (
     BackendName,
@@ -292,7 +292,8 @@ def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its n
 
     A store is only read, so the device may be running. The model is that of the last round that has
     counted, where the owner's test examples say that it helps, and else the bundle's own
-    (``federation.gate``); ``model.served`` and ``model.reason`` of what is returned say which.
+    (``federation.outcomes.gate``); ``model.served`` and ``model.reason`` of what is returned say
+    which.
 
     Args:
         store: a device's folder; None: the only one in this user's data (``protofleet device

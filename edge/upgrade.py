@@ -39,9 +39,9 @@ from protofleet.edge.state.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
 from protofleet.federation.compatibility import check_compatible
 from protofleet.wire.device_endpoint import MOST_BUNDLE_BYTES, DeviceEndpoint
-from protofleet.wire.identity import BundleWithdrawal, read_statement
 from protofleet.wire.messages import Announcement, BundleOffer, BundleProgress, TransferOffer
-from protofleet.wire.transfer import Received
+from protofleet.wire.transfers.transfer import Received
+from protofleet.wire.trust.identity import BundleWithdrawal, read_statement
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDev
 from protofleet.firmware_sim.throttle import Throttle
 from protofleet.private_files import make_private_folder
 from protofleet.threads import thread_variables
-from protofleet.wire.broker_access import PASSWORD_VARIABLE, BrokerAccess
+from protofleet.wire.mqtt.broker_access import PASSWORD_VARIABLE, BrokerAccess
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,22 +29,26 @@ import msgspec
 from protofleet.firmware_sim.die_with_parent import die_with_parent
 
 SHORTENED: dict[str, dict[str, float]] = {
-    "protofleet.wire.link": {"BACKOFF_MIN_S": 0.2, "BACKOFF_MAX_S": 2.0, "STABLE_S": 1.0},
-    "protofleet.wire.sender": {
+    "protofleet.wire.mqtt.link": {"BACKOFF_MIN_S": 0.2, "BACKOFF_MAX_S": 2.0, "STABLE_S": 1.0},
+    "protofleet.wire.transfers.sender": {
         "REPEAT_S": 0.5,
         "REPEAT_MAX_S": 2.0,
         "OFFER_GAP_S": 0.2,
         "ANSWERED_REPEAT_S": 3.0,
     },
-    "protofleet.wire.allowance": {"COPY_S": 5.0, "CHUNK_S": 0.5},
-    "protofleet.wire.inbound": {"FIRST_SILENCE_S": 2.0, "SILENCE_S": 1.0, "SILENCE_MAX_S": 3.0},
-    "protofleet.wire.connection": {"OPEN_TIMEOUT_S": 3.0},
+    "protofleet.wire.transfers.allowance": {"COPY_S": 5.0, "CHUNK_S": 0.5},
+    "protofleet.wire.transfers.inbound": {
+        "FIRST_SILENCE_S": 2.0,
+        "SILENCE_S": 1.0,
+        "SILENCE_MAX_S": 3.0,
+    },
+    "protofleet.wire.mqtt.connection": {"OPEN_TIMEOUT_S": 3.0},
     "protofleet.edge.presence": {"WILLS_OUT_S": 4.0, "HEARTBEAT_S": 3.0, "SPREAD_MIN_S": 0.1},
     "protofleet.edge.outbox": {"SETTLE_S": 3.0},
     "protofleet.edge.waiting": {"FIRST_S": 2.0},
     "protofleet.edge.storage": {"LOOK_S": 0.2},
-    "protofleet.coordinator.storage": {"LOOK_S": 0.2},
-    "protofleet.coordinator.roll_call": {"PAUSE_S": 1.0, "SPREAD_MIN_S": 0.1},
+    "protofleet.coordinator.process.storage": {"LOOK_S": 0.2},
+    "protofleet.coordinator.devices.roll_call": {"PAUSE_S": 1.0, "SPREAD_MIN_S": 0.1},
 }
 """Seconds by module and constant."""
 KEEPALIVE_S = 2
@@ -53,7 +57,7 @@ _LOADED = (
     "protofleet.cli.main",
     "protofleet.cli.coordinator",
     "protofleet.cli.device",
-    "protofleet.coordinator.run",
+    "protofleet.coordinator.process.run",
     "protofleet.datasets",
     "protofleet.edge.join",
     "onnxruntime",

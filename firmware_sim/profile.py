@@ -11,7 +11,7 @@ from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
 from protofleet.settings import explain, read_toml
-from protofleet.wire.broker_access import BrokerAccess, broker_as_table
+from protofleet.wire.mqtt.broker_access import BrokerAccess, broker_as_table
 
 MOST_SLOWDOWN = 100.0
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from protofleet.wire.connection import Connection, Ending
-from protofleet.wire.link import (
+from protofleet.wire.mqtt.connection import Connection, Ending
+from protofleet.wire.mqtt.link import (
     FINAL_CODES,
     VERSIONS,
     Disconnected,
@@ -17,7 +17,7 @@ from protofleet.wire.link import (
     LinkEvent,
     LinkOptions,
 )
-from protofleet.wire.transfer import Timers
+from protofleet.wire.transfers.transfer import Timers
 
 _MISC_S = 10.0
 """Between two looks at the keep-alive, a third of it."""

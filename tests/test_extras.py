@@ -136,7 +136,7 @@ _USES = {
     "matplotlib": "import protofleet.report._figures",
     "numba": "import protofleet.kernels.native.build",
     "onnxruntime": "import protofleet; protofleet.open_bundle(sys.argv[1], backend='onnx')",
-    "paho": "import protofleet.wire.link",
+    "paho": "import protofleet.wire.mqtt.link",
     "rich": "import protofleet.demo.commands",
     "scipy": "import protofleet.datasets.hhar",
     "segno": "import protofleet.cli._qr as qr; qr.show_qr('x')",

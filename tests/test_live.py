@@ -10,7 +10,7 @@ from rich.console import Console
 
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.live import activity, fleet_table
-from protofleet.wire.usage import NO_USAGE
+from protofleet.wire.mqtt.usage import NO_USAGE
 
 _NOW = 1000.0
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from protofleet.coordinator.events.base import CoordinatorEvent
 from protofleet.coordinator.events.text import outcome_text, safe, scores_text
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.federation.records import Scores
 from protofleet.printable import shell_word
 from protofleet.units import clock_text, duration_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS

@@ -15,7 +15,7 @@ import msgspec
 
 from protofleet.errors import RefusedError
 from protofleet.federation.records import UpdateRecord
-from protofleet.federation.stragglers import PastRound
+from protofleet.federation.schedules.stragglers import PastRound
 
 _LOOKED_AT = 16
 """A device's last invitations that tell of its speed."""

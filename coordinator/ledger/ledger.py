@@ -40,7 +40,7 @@ from protofleet.federation.records import (
     UpdateRecord,
 )
 from protofleet.federation.replay import Admission
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
 from protofleet.private_files import PRIVATE_FOLDER, make_private_folder, refuse_links
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
@@ -275,7 +275,7 @@ class Ledger(LedgerReading):
     def signed_offers(self) -> list[tuple[str, TransferOffer]]:
         """Device and offer of every accepted update whose device has signed for it, in order.
 
-        ``wire.identity.verify_offer`` checks one with the key of the device's grant.
+        ``wire.trust.identity.verify_offer`` checks one with the key of the device's grant.
         """
         rows = self._db.execute(
             "SELECT device_id, offer FROM signed_offers ORDER BY round_id, device_id"

@@ -13,8 +13,7 @@ import msgspec
 
 from protofleet.coordinator.ledger.rows import IDLE, NO_TRAFFIC, Accepted, Traffic
 from protofleet.coordinator.ledger.usage_rows import UsageRows
-from protofleet.federation.calibration import CalibrationProgress
-from protofleet.federation.early_stopping import EarlyEnd
+from protofleet.federation.outcomes.calibration import CalibrationProgress
 from protofleet.federation.records import (
     CellRecord,
     PrivacyRecord,
@@ -23,8 +22,9 @@ from protofleet.federation.records import (
     StatisticRows,
     UpdateRecord,
 )
+from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.tensors import TaskName
-from protofleet.wire.usage import NO_USAGE
+from protofleet.wire.mqtt.usage import NO_USAGE
 
 _LAST = "(SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
 _COUNTED, _REPORTED_IN = f"counted_in <= {_LAST}", f"round_id <= {_LAST}"

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from protofleet import __version__
-from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger.formats import FORMAT
 from protofleet.coordinator.ledger.reading import RunAbout
+from protofleet.coordinator.process.lease import Tenure
 from protofleet.errors import InputError
-from protofleet.federation.calibration import CalibrationProgress
-from protofleet.federation.early_stopping import EarlyEnd
+from protofleet.federation.outcomes.calibration import CalibrationProgress
 from protofleet.federation.records import Scores
+from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.federation.settings import SECTIONS
 
 _FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from protofleet.federation.records import RoundBytes
-from protofleet.wire.usage import FIGURES, DeviceUsage, UsageFigure
+from protofleet.wire.mqtt.usage import FIGURES, DeviceUsage, UsageFigure
 
 
 def _column(one: UsageFigure) -> str:

@@ -15,8 +15,8 @@ from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.training import Learner
 from protofleet.edge.learning.training_thread import TrainingThread
 from protofleet.errors import ProtofleetError, RefusedError
-from protofleet.federation.calibration import RATIOS
 from protofleet.federation.client import MOST_SEED, RoundConfig
+from protofleet.federation.outcomes.calibration import RATIOS
 from protofleet.wire.messages import Announcement, CalibrationAnswer, CalibrationOrder, Task
 
 _log = logging.getLogger(__name__)

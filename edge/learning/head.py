@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.federation.gate import GateEvidence, compare
+from protofleet.federation.outcomes.gate import GateEvidence, compare
 from protofleet.strategies.tasks import LearningTask
 from protofleet.tensors import Network, TaskName, TensorMap
 

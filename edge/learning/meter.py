@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.federation.records import MAX_SAMPLES, Costs
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
 

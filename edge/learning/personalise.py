@@ -20,7 +20,7 @@ from protofleet.edge.learning.training import EVALUATION_BATCH, LocalData, check
 from protofleet.edge.state.journal import Binding
 from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.runtime import Programs
 from protofleet.strategies.common import network_tensors
 from protofleet.strategies.tasks import TASKS

@@ -21,11 +21,11 @@ from protofleet.datasets import DeviceData
 from protofleet.datasets.arrays import check_tokens
 from protofleet.edge.learning.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.federation.calibration import held_out
 from protofleet.federation.client import (
     TrainedRound,
 )
-from protofleet.federation.gate import GateEvidence, compare
+from protofleet.federation.outcomes.calibration import held_out
+from protofleet.federation.outcomes.gate import GateEvidence, compare
 from protofleet.federation.randomness import client_rng
 from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release

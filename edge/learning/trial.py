@@ -1,7 +1,7 @@
 """A trial of a bundle on a device's own data: which learning rate, and what a round costs.
 
-It is the device's part of a calibration (``federation.calibration``), of this device alone. Nothing
-is sent or stored.
+It is the device's part of a calibration (``federation.outcomes.calibration``), of this device
+alone. Nothing is sent or stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from protofleet.bundle import Bundle
 from protofleet.edge.learning.meter import Meter, peak_rss_bytes
 from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.errors import InputError
-from protofleet.federation.calibration import AUTO, choose, try_rates
+from protofleet.federation.outcomes.calibration import AUTO, choose, try_rates
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs

@@ -12,7 +12,7 @@ import msgspec
 from protofleet import __version__
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProvisionError
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.wire.codecs import Coding
 
 JOURNAL = "journal.json"

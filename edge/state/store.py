@@ -63,7 +63,7 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,

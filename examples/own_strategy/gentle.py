@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from protofleet.strategies import fedavg
 from protofleet.strategies.averaging import (
     AveragingContext,
     SharedTraining,
@@ -26,6 +25,7 @@ from protofleet.strategies.averaging import (
     share_all,
 )
 from protofleet.strategies.common import parse_settings
+from protofleet.strategies.methods import fedavg
 from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Update
 from protofleet.tensors import Model
 

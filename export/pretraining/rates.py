@@ -1,8 +1,8 @@
 """A learning rate for central training: a short training with each rate of a ladder.
 
-As devices do it (``federation.calibration``), here with many examples and many epochs to come: of
-rates that do almost as well as the best the smallest is taken, because a long training wants less
-than a short one.
+As devices do it (``federation.outcomes.calibration``), here with many examples and many epochs to
+come: of rates that do almost as well as the best the smallest is taken, because a long training
+wants less than a short one.
 """
 
 from __future__ import annotations

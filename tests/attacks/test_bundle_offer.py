@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.devices.registry import Registry
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import (
     Announcement,

@@ -7,10 +7,10 @@ import sqlite3
 
 import pytest
 
-from protofleet.coordinator.held import HeldDevices
+from protofleet.coordinator.devices.registry import Registry
 from protofleet.coordinator.ledger.device_rows import DeviceRows
 from protofleet.coordinator.ledger.rows import SCHEMA
-from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.membership.held import HeldDevices
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Presence, Task, decode, encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.devices.registry import Registry
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Presence, decode, encode
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from protofleet.errors import RefusedError
-from protofleet.wire.allowance import FREE_COPIES
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
-from protofleet.wire.sender import OFFER_GAP_S, Sender
-from protofleet.wire.transfer import Delivered, describe
+from protofleet.wire.transfers.allowance import FREE_COPIES
+from protofleet.wire.transfers.sender import OFFER_GAP_S, Sender
+from protofleet.wire.transfers.transfer import Delivered, describe
 
 _BLOB = bytes(1_000_000)
 _OFFER = describe(_BLOB, kind="payload", device_id="anna", round_id=1)

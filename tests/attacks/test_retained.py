@@ -7,12 +7,12 @@ from contextlib import closing
 import pytest
 from brokers import wait_until
 
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Link, LinkOptions
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, encode
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions
 from protofleet.wire.topics import Channel, Topics
 
 _TOPICS = Topics("home")

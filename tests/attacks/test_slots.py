@@ -7,11 +7,11 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.inbound import FIRST_CHUNK_S, TURN_S
 from protofleet.wire.messages import Need, Receipt, decode
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.transfer import Limits, Received, Send, describe
+from protofleet.wire.transfers.chunks import Chunk, pack
+from protofleet.wire.transfers.inbound import FIRST_CHUNK_S, TURN_S
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.transfer import Limits, Received, Send, describe
 
 _STEP = 256
 _BLOB = random.Random(0).randbytes(100 * _STEP)

@@ -18,7 +18,7 @@ from protofleet.broker.trial import trial_accounts
 from protofleet.cli.broker import broker
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.broker import local_broker
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import PREFIX
 
 pytestmark = pytest.mark.slow(seconds=5)

@@ -25,7 +25,7 @@ from protofleet.broker.certificates import hosts_of
 from protofleet.broker.folder import BrokerFolder
 from protofleet.cli.broker import broker
 from protofleet.errors import InputError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 def _run(*arguments, code=0):

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.broker.certificates import make_authority, make_server
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential, speaks_old_tls
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from fake_endpoint import Arrival, Clock, FakeCoordinatorEndpoint, ScriptEndErro
 from packed import pack_update
 from tiny_plan import tiny
 
-from protofleet.coordinator import attendance, rounds, service
+from protofleet.coordinator import rounds, service
 from protofleet.coordinator.calibrating import known_rate
+from protofleet.coordinator.devices import attendance
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.reading import RunAbout
 from protofleet.coordinator.results import Results
@@ -26,7 +27,7 @@ from protofleet.federation.settings import CohortSettings, StrategySettings
 from protofleet.strategies.types import Update
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Heartbeat, Presence
-from protofleet.wire.transfer import Rejected, describe
+from protofleet.wire.transfers.transfer import Rejected, describe
 
 __all__ = ["tiny"]
 

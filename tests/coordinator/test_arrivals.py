@@ -7,9 +7,9 @@ from pathlib import Path
 from protofleet.coordinator.arrivals import GATHER_S, MOST, Arrivals
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.federation.records import UpdateRecord
-from protofleet.federation.schedule import RoundState
+from protofleet.federation.schedules.schedule import RoundState
 from protofleet.wire.messages import TransferOffer
-from protofleet.wire.transfer import Received
+from protofleet.wire.transfers.transfer import Received
 
 _ROUND = RoundState(size=1000)
 

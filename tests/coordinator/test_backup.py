@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from fake_endpoint import CONNECTED, QUIET
 
-from protofleet.coordinator import backup as backups
 from protofleet.coordinator import events
-from protofleet.coordinator.backup import back_up, read_list, restore
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rollout_rows import RolloutRows, RolloutSettings
 from protofleet.coordinator.ledger.rows import SCHEMA, Accepted, ArrivedUpdate
+from protofleet.coordinator.process import backup as backups
+from protofleet.coordinator.process.backup import back_up, read_list, restore
 from protofleet.coordinator.publish import stored_bundle
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.records import UpdateRecord

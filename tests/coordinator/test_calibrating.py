@@ -9,7 +9,7 @@ from fake_endpoint import CONNECTED, QUIET
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger.control import Orders, Wish
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.federation.calibration import CalibrationProgress
+from protofleet.federation.outcomes.calibration import CalibrationProgress
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.federation.settings import RoundSettings
 from protofleet.strategies.optimisers import LADDERS

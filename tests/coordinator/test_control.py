@@ -14,7 +14,7 @@ from protofleet.coordinator.ledger.control import Orders, Wish, extended_rounds,
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.status import read_status
 from protofleet.errors import InputError, UnavailableError
-from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.schedules.schedule import RoundPhase
 
 
 def _says(fed, wish):

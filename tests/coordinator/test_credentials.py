@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from protofleet.coordinator.credentials import CERTIFICATE_S, open_credentials
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.members import KEY_FILE, Members
+from protofleet.coordinator.membership.credentials import CERTIFICATE_S, open_credentials
+from protofleet.coordinator.membership.members import KEY_FILE, Members
 from protofleet.errors import InputError
-from protofleet.wire.identity import CoordinatorCertificate, read_statement
+from protofleet.wire.trust.identity import CoordinatorCertificate, read_statement
 
 _BUNDLE = "cd" * 32
 

@@ -6,14 +6,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.broker.folder import BrokerFolder
-from protofleet.coordinator.enrolment import EnrolmentService
-from protofleet.coordinator.invitations import Meeting, invite
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.enrolment import EnrolmentService
+from protofleet.coordinator.membership.invitations import Meeting, invite
+from protofleet.coordinator.membership.members import Members
 from protofleet.errors import RefusedError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.enrolment import InvitationKeys, ask, check_grant, open_answer
-from protofleet.wire.identity import public_bytes
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import Topics
+from protofleet.wire.trust.enrolment import InvitationKeys, ask, check_grant, open_answer
+from protofleet.wire.trust.identity import public_bytes
 
 _ACCESS = BrokerAccess(url="mqtt://127.0.0.1:1")
 _ASKS = Topics("home").enrolment_request("anna")

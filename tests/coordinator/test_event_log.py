@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from protofleet.coordinator import event_log, events
-from protofleet.coordinator.event_log import EVENTS, FORMER_EVENTS, EventLog
+from protofleet.coordinator import events
+from protofleet.coordinator.process import event_log
+from protofleet.coordinator.process.event_log import EVENTS, FORMER_EVENTS, EventLog
 
 _EVENT = events.BrokerConnected(protocol="5")
 

@@ -8,7 +8,7 @@ import msgspec
 from rich.text import Text
 
 from protofleet.coordinator import events
-from protofleet.federation.outcome import OwnerOutcome, outcome_of
+from protofleet.federation.outcomes.outcome import OwnerOutcome, outcome_of
 from protofleet.federation.records import Metrics, Scores, Spread
 
 

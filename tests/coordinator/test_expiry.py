@@ -9,13 +9,13 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator import events
-from protofleet.coordinator.credentials import CERTIFICATE_S, open_credentials
-from protofleet.coordinator.expiry import LOOK_S, REPEAT_S, Expiry, expirations
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.members import GRANT_S, KEY_FILE, Members
+from protofleet.coordinator.membership.credentials import CERTIFICATE_S, open_credentials
+from protofleet.coordinator.membership.members import GRANT_S, KEY_FILE, Members
+from protofleet.coordinator.process.expiry import LOOK_S, REPEAT_S, Expiry, expirations
 from protofleet.federation.settings import FederationConfig
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.identity import CoordinatorCertificate, end_of
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.trust.identity import CoordinatorCertificate, end_of
 
 _DAY_S = 86_400
 

@@ -10,10 +10,10 @@ from packed import pack_update
 from protofleet.coordinator import events
 from protofleet.coordinator.status import read_status
 from protofleet.federation.records import Costs
-from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.schedules.schedule import RoundPhase
 from protofleet.federation.settings import CohortSettings, StragglerSettings
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.transfer import describe
+from protofleet.wire.transfers.transfer import describe
 
 
 def test_a_held_device_is_told_of_and_not_invited_until_nothing_holds_it(open_federation):

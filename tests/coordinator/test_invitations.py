@@ -9,18 +9,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.broker.folder import BrokerFolder
 from protofleet.cli.device import device
-from protofleet.coordinator.invitations import (
+from protofleet.coordinator.membership.invitations import (
     find_meeting,
     invite,
     own_broker,
     revoke,
     standings,
 )
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.errors import InputError, UnavailableError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.enrolment import Invitation
-from protofleet.wire.identity import public_bytes
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.trust.enrolment import Invitation
+from protofleet.wire.trust.identity import public_bytes
 
 _ACCESS = BrokerAccess(url="mqtts://boss:secret@broker.example?version=5")
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.coordinator import events
-from protofleet.coordinator.lease import Lease, LeaseClaim, Tenure
 from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.process.lease import Lease, LeaseClaim, Tenure
 from protofleet.errors import UnavailableError
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import MOST_EPOCH, LeaseRecord
+from protofleet.wire.mqtt.link import Connected, Disconnected
 
 _LEASE_S = 30.0
 

@@ -18,7 +18,6 @@ from protofleet.coordinator.ledger import ledger as ledger_module
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
-from protofleet.federation.buffered import BufferedSchedule
 from protofleet.federation.records import (
     Costs,
     EvaluationRecord,
@@ -27,7 +26,8 @@ from protofleet.federation.records import (
     Spread,
     UpdateRecord,
 )
-from protofleet.federation.schedule import (
+from protofleet.federation.schedules.buffered import BufferedSchedule
+from protofleet.federation.schedules.schedule import (
     AddMembers,
     CloseRound,
     DeviceAppeared,
@@ -39,7 +39,7 @@ from protofleet.federation.schedule import (
     StateCommitted,
     UpdateStored,
 )
-from protofleet.federation.synchronous import SynchronousSchedule
+from protofleet.federation.schedules.synchronous import SynchronousSchedule
 from protofleet.strategies.types import ServerState, Update
 from protofleet.wire.messages import TransferOffer
 

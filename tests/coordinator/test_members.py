@@ -9,9 +9,9 @@ from deadly_writes import die_at_write
 from keyed import in_a_day
 
 from protofleet.bundle import keys
-from protofleet.coordinator.members import KEY_FILE, Members, Revocations
+from protofleet.coordinator.membership.members import KEY_FILE, Members, Revocations
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.identity import (
+from protofleet.wire.trust.identity import (
     DeviceGrant,
     KeyRotation,
     public_bytes,

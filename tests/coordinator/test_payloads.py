@@ -24,9 +24,9 @@ from protofleet.federation.records import Costs, Scores
 from protofleet.federation.settings import CodecSettings, FederationConfig
 from protofleet.strategies.types import ServerState, Update
 from protofleet.wire import codecs
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Codec
-from protofleet.wire.transfer import Received, describe
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.transfers.transfer import Received, describe
 
 _LIMIT = 1 << 20
 

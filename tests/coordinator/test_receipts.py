@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fake_endpoint import CONNECTED
 
-from protofleet.coordinator.receipts import Receipts
+from protofleet.coordinator.devices.receipts import Receipts
 from protofleet.federation.settings import RoundSettings
 from protofleet.wire.messages import MOST_RECEIPTS, Announcement, decode, encode
 

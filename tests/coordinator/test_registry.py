@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.devices.registry import Registry
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Heartbeat, Presence
 
@@ -42,7 +42,7 @@ def test_a_device_is_live_from_its_presence_to_its_last_will_and_from_any_sign_o
 
 
 def test_nothing_is_kept_of_unknown_devices_that_are_gone_and_of_too_many(registry, monkeypatch):
-    monkeypatch.setattr("protofleet.coordinator.registry.DEVICES_MAX", 3)
+    monkeypatch.setattr("protofleet.coordinator.devices.registry.DEVICES_MAX", 3)
     registry.presence("gone", _presence("offline", device_id="gone"), 0.0)
     assert registry.devices == {}
     for name in "abc":

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from protofleet.coordinator.devices.reported_usage import SLACK_BYTES, ReportedUsage
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.reported_usage import SLACK_BYTES, ReportedUsage
 from protofleet.errors import RefusedError
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 
 def _totals(up, down=0, rss=0):

@@ -10,14 +10,14 @@ import pytest
 from brokers import mosquitto, wait_until
 
 from protofleet.coordinator import events
-from protofleet.coordinator.run import open_service
+from protofleet.coordinator.process.run import open_service
 from protofleet.edge.presence import PresenceTimer
 from protofleet.federation.settings import CohortSettings
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected
 
 _DEVICES = 60
 

@@ -22,7 +22,7 @@ from protofleet.federation.records import (
 )
 from protofleet.report.details import details_of_run
 from protofleet.strategies.types import ServerState
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 
 def _scored(value):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from protofleet.coordinator.roll_call import PAUSE_S, SPREAD_MAX_S, SPREAD_MIN_S, RollCall
+from protofleet.coordinator.devices.roll_call import PAUSE_S, SPREAD_MAX_S, SPREAD_MIN_S, RollCall
 
 
 def test_answers_are_spread_by_the_number_of_devices():

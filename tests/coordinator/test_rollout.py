@@ -13,6 +13,7 @@ from tiny_bundle import tiny_bundle
 from tiny_plan import tiny  # noqa: F401 - a fixture
 
 from protofleet.coordinator import events
+from protofleet.coordinator.devices.registry import Registry
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
 from protofleet.coordinator.publish import (
@@ -23,12 +24,11 @@ from protofleet.coordinator.publish import (
     steer,
     take_back,
 )
-from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.records import EvaluationRecord, UpdateRecord
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
 from protofleet.wire.messages import BundleProgress, Presence
 
 _BETWEEN = RoundState(phase=RoundPhase.WAITING, round_id=9)

@@ -28,18 +28,18 @@ from protofleet.doctor.run_folder import examine_results
 from protofleet.doctor.subjects import RunSubject
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
-from protofleet.federation.early_stopping import StopSettings
 from protofleet.federation.records import RunRecord, load_record
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.early_stopping import StopSettings
+from protofleet.federation.schedules.schedule import RoundPhase, RoundState
+from protofleet.federation.schedules.synchronous import draw
 from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
-from protofleet.federation.synchronous import draw
 from protofleet.hub.dashboard.reading import RunReader
 from protofleet.strategies.types import Evaluation, ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Disconnected, Hindered
-from protofleet.wire.transfer import Rejected
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.link import Disconnected, Hindered
+from protofleet.wire.mqtt.usage import DeviceUsage
+from protofleet.wire.transfers.transfer import Rejected
 
 _LOST = Disconnected("broker gone")
 

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from protofleet.coordinator.registry import Device
-from protofleet.coordinator.sightings import SIGHTINGS, Sightings, SightingsReader
+from protofleet.coordinator.devices.registry import Device
+from protofleet.coordinator.devices.sightings import SIGHTINGS, Sightings, SightingsReader
 from protofleet.wire.messages import Heartbeat
 
 

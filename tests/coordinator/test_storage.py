@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from protofleet.coordinator import events, storage
+from protofleet.coordinator import events
+from protofleet.coordinator.process import storage
 from protofleet.durable import takes_no_writes
 from protofleet.errors import StorageError
 

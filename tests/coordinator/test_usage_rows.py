@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.usage_rows import UsageRows
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 _IDENTITY = {"federation": "home", "seed": "1"}
 

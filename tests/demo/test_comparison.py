@@ -11,7 +11,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.demo import DemoSettings
 from protofleet.demo.comparison import make_job
 from protofleet.demo.recipes import DemoData, DemoModel
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _SETTINGS = DemoSettings(
     data="digits",

@@ -21,8 +21,8 @@ from secured_broker import PASSWORD, let_in, secured, skip_without
 from protofleet.broker.certificates import make_authority
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.doctor import BrokerSubject
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.messages import LeaseRecord
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import PREFIX
 
 pytestmark = pytest.mark.slow(seconds=25)

@@ -23,7 +23,7 @@ from protofleet.doctor.subjects import (
     StoreSubject,
 )
 from protofleet.errors import UnavailableError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "doctor.md"
 _SUBJECTS = (

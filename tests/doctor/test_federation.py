@@ -8,7 +8,7 @@ from doctor_rows import levels, the
 from tiny_bundle import tiny_bundle
 
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import load_config
 

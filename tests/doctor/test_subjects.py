@@ -19,7 +19,7 @@ from protofleet.doctor.subjects import (
 from protofleet.edge.credentials import FOLDER, Enrolment, save_enrolment
 from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from protofleet.cli._broker import GivenBroker
 from protofleet.cli.demo import demo
 from protofleet.cli.experiment import experiment
 from protofleet.datasets import DeviceData
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=3)]
 

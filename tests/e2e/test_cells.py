@@ -14,7 +14,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.cli._cells import root_access
-from protofleet.coordinator.run import open_service
+from protofleet.coordinator.process.run import open_service
 from protofleet.edge.join import JoinOptions
 from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config, root_store

@@ -14,7 +14,7 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.learning.training import LocalData
 from protofleet.edge.state.store import Store
 from protofleet.federation.settings import CodecSettings, CohortSettings, FederationConfig
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 pytestmark = pytest.mark.mosquitto
 

@@ -17,16 +17,16 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet import strategies
 from protofleet.coordinator import events
-from protofleet.coordinator.run import open_service
+from protofleet.coordinator.process.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import CohortSettings, FederationConfig, StrategySettings
 from protofleet.strategies.types import Update
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, decode
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.topics import Topics
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]

@@ -21,9 +21,9 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.broker import certificates
 from protofleet.coordinator import events
-from protofleet.coordinator.enrolment import EnrolmentService
-from protofleet.coordinator.invitations import find_meeting, invite, revoke
-from protofleet.coordinator.members import KEY_FILE
+from protofleet.coordinator.membership.enrolment import EnrolmentService
+from protofleet.coordinator.membership.invitations import find_meeting, invite, revoke
+from protofleet.coordinator.membership.members import KEY_FILE
 from protofleet.datasets import DeviceData
 from protofleet.edge import enrolment as edge_enrolment
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
@@ -31,10 +31,10 @@ from protofleet.edge.join import JoinOptions
 from protofleet.edge.learning.training import LocalData
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.enrolment import EnrolmentAnswer, read_request
-from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import encode
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.trust.enrolment import EnrolmentAnswer, read_request
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=40)]
 
@@ -329,7 +329,7 @@ def test_another_federations_key_is_refused(anyones, tmp_path):
 
 def test_clocks_that_differ_are_told_at_both_ends(anyones, tmp_path, monkeypatch):
     ahead = time.time() + 86_400
-    monkeypatch.setattr("protofleet.wire.enrolment.time", _Clock(ahead))
+    monkeypatch.setattr("protofleet.wire.trust.enrolment.time", _Clock(ahead))
     with anyones.answering():
         anyones.enrol(anyones.invite("anna"), tmp_path / "anna")
     assert any("its clock is 86" in line and "ahead of this one" in line for line in anyones.told)

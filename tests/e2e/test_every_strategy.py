@@ -30,7 +30,7 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, open_personal
 from protofleet.edge.join import open_learner
-from protofleet.federation.calibration import check_ratios, try_rates
+from protofleet.federation.outcomes.calibration import check_ratios, try_rates
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config

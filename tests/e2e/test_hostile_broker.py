@@ -11,7 +11,7 @@ from hostile_broker import Malice, hostile_broker
 from keyed_federation import DATA, keyed_config, outcome
 from threaded import Federation
 
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=60)]
 

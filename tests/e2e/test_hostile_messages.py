@@ -17,8 +17,6 @@ from protofleet.bundle import Bundle
 from protofleet.edge.state.journal import read_journal
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.tensors import blobs
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Link, LinkOptions
 from protofleet.wire.messages import (
     MOST_EPOCH,
     Announcement,
@@ -28,8 +26,10 @@ from protofleet.wire.messages import (
     TransferOffer,
     encode,
 )
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions
 from protofleet.wire.topics import Channel, Topics
-from protofleet.wire.transfer import describe
+from protofleet.wire.transfers.transfer import describe
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=6)]
 

@@ -15,17 +15,18 @@ from keyed_federation import DATA, keyed_config, outcome, part
 from threaded import CrashError, Device, Federation
 
 from protofleet.benchmarks._keys import enrol_here
-from protofleet.coordinator import events, expiry
-from protofleet.coordinator.invitations import find_meeting, invite
+from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.members import KEY_FILE, Members
+from protofleet.coordinator.membership.invitations import find_meeting, invite
+from protofleet.coordinator.membership.members import KEY_FILE, Members
+from protofleet.coordinator.process import expiry
 from protofleet.edge import JoinOptions, waiting
 from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.identity import public_bytes, verify_offer
-from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.trust.identity import public_bytes, verify_offer
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 

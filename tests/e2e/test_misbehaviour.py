@@ -16,13 +16,13 @@ from protofleet.bundle import Bundle
 from protofleet.federation.records import Costs
 from protofleet.strategies.types import Update
 from protofleet.tensors import blobs
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, Task, TransferOffer, encode
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Received, Rejected
+from protofleet.wire.transfers.transfer import Received, Rejected
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=2)]
 

@@ -27,7 +27,7 @@ from protofleet.federation.settings import (
     PrivacySettings,
 )
 from protofleet.strategies.privacy import CLIP
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 pytestmark = pytest.mark.mosquitto
 

@@ -35,7 +35,7 @@ from protofleet.strategies import build
 from protofleet.tensors import blobs
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Announcement, Presence, Task
-from protofleet.wire.transfer import Delivered, Rejected, describe
+from protofleet.wire.transfers.transfer import Delivered, Rejected, describe
 
 CLASSES = ("class0", "class1", "class2")
 _SETTINGS = {"epochs": 2, "batch_size": 16}

@@ -28,9 +28,9 @@ from protofleet.federation.coding import (
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Disconnected, Hindered
 from protofleet.wire.messages import FleetGain, Task
-from protofleet.wire.transfer import Delivered, Rejected
+from protofleet.wire.mqtt.link import Disconnected, Hindered
+from protofleet.wire.transfers.transfer import Delivered, Rejected
 
 _NAME = "anna"
 _FINISH = PeerMessage(_NAME, Task(task="finish", round_id=9, federation=FEDERATION))

@@ -12,7 +12,7 @@ from protofleet.cli._device_lines import to_text
 from protofleet.edge.learning.calibrating import check_order
 from protofleet.edge.learning.training import Learner
 from protofleet.errors import RefusedError
-from protofleet.federation.calibration import try_rates
+from protofleet.federation.outcomes.calibration import try_rates
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
 from protofleet.wire.messages import CalibrationAnswer, CalibrationOrder, Presence

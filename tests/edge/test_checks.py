@@ -13,7 +13,7 @@ from protofleet.errors import RefusedError
 from protofleet.tensors import blobs
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Task
-from protofleet.wire.transfer import describe
+from protofleet.wire.transfers.transfer import describe
 
 _NAME = "anna"
 _FAR = 2**53 - 1

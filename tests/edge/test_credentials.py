@@ -15,7 +15,7 @@ from protofleet.edge.credentials import (
     save_enrolment,
 )
 from protofleet.errors import InputError, ProvisionError
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
 
 _FEDERATION = Ed25519PrivateKey.generate()
 

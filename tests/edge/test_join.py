@@ -29,8 +29,8 @@ from protofleet.edge.state.journal import read_journal
 from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import ProvisionError
 from protofleet.strategies import build
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.messages import TransferOffer
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 

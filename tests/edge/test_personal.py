@@ -18,7 +18,7 @@ from protofleet.edge.personal import checked_examples, open_personal
 from protofleet.edge.state.journal import bundle_path
 from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 
 
 def _softmax(scores):

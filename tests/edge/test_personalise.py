@@ -21,7 +21,7 @@ from protofleet.edge.state.journal import read_journal
 from protofleet.edge.state.store import Store
 from protofleet.edge.state.stores import summarise
 from protofleet.errors import InputError
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.runtime import open_programs
 
 _CLASSES = ("class0", "class1", "class2")

@@ -14,7 +14,7 @@ from protofleet.datasets import load_device_data
 from protofleet.edge import LocalData, try_bundle
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError
-from protofleet.federation.calibration import choose, try_rates
+from protofleet.federation.outcomes.calibration import choose, try_rates
 from protofleet.strategies import build
 from protofleet.strategies.optimisers import LADDERS
 

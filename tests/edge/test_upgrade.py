@@ -25,9 +25,9 @@ from protofleet.edge.state.store import Store, load_state
 from protofleet.edge.upgrade import ATTEMPTS, Upgrades, bundle_in_place
 from protofleet.errors import ProvisionError, RefusedError
 from protofleet.strategies.types import ClientState
-from protofleet.wire.identity import BundleWithdrawal, sign_statement
 from protofleet.wire.messages import Announcement, BundleOffer
-from protofleet.wire.transfer import Received, describe
+from protofleet.wire.transfers.transfer import Received, describe
+from protofleet.wire.trust.identity import BundleWithdrawal, sign_statement
 
 _KEY = Ed25519PrivateKey.generate()
 _TRUSTED = (_KEY.public_key().public_bytes_raw(),)

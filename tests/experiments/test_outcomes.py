@@ -13,8 +13,8 @@ from protofleet.experiments import _outcomes_figure, _outcomes_text
 from protofleet.experiments.config import Experiment, committed, find, load_experiment
 from protofleet.experiments.outcomes import TaskOutcome, rows_of_rates, task_outcome
 from protofleet.experiments.store import run_folder, save_result
-from protofleet.federation.calibration import Calibration
-from protofleet.federation.outcome import OwnerOutcome, outcome_of
+from protofleet.federation.outcomes.calibration import Calibration
+from protofleet.federation.outcomes.outcome import OwnerOutcome, outcome_of
 
 _RATES = (0.001, 0.01, 0.1)
 

@@ -6,10 +6,10 @@ import msgspec
 from overview_runs import a_run, an_experiment, found, page_of
 
 from protofleet.experiments.own_settings import makes_more_steps, other_optimisers
-from protofleet.strategies.cdfl.settings import CdflSettings
-from protofleet.strategies.fedhp import FedHPSettings
+from protofleet.strategies.methods.cdfl.settings import CdflSettings
+from protofleet.strategies.methods.fedhp import FedHPSettings
+from protofleet.strategies.methods.partialfed import PartialFedSettings
 from protofleet.strategies.optimisers import Sgd
-from protofleet.strategies.partialfed import PartialFedSettings
 
 
 def test_methods_with_other_optimisers_or_more_steps_are_marked_and_their_settings_listed():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.federation.buffered import BufferedSchedule
-from protofleet.federation.schedule import (
+from protofleet.federation.schedules.buffered import BufferedSchedule
+from protofleet.federation.schedules.schedule import (
     AddMembers,
     CloseRound,
     DeviceAppeared,
@@ -27,7 +27,7 @@ from protofleet.federation.schedule import (
     UpdateRefused,
     UpdateStored,
 )
-from protofleet.federation.synchronous import SynchronousSchedule
+from protofleet.federation.schedules.synchronous import SynchronousSchedule
 
 _RULES = SynchronousSchedule(
     rounds=100, seed=0, minimum=3, deadline_s=100.0, quorum=0.5, grace_s=5.0, patience=3

@@ -12,7 +12,9 @@ from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.calibration import (
+from protofleet.federation.client import ClientMemory, RoundConfig, open_payload, train_round
+from protofleet.federation.coding import decode_update
+from protofleet.federation.outcomes.calibration import (
     MOST_DEVICES,
     RATIOS,
     WORST,
@@ -27,10 +29,8 @@ from protofleet.federation.calibration import (
     try_rates,
     with_rate,
 )
-from protofleet.federation.client import ClientMemory, RoundConfig, open_payload, train_round
-from protofleet.federation.coding import decode_update
+from protofleet.federation.outcomes.trouble import of_calibration
 from protofleet.federation.records import Costs
-from protofleet.federation.trouble import of_calibration
 from protofleet.strategies.optimisers import LADDERS
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs

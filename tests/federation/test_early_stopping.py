@@ -5,7 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from protofleet.federation.early_stopping import NEVER, EarlyEnd, EarlyStopping, StopSettings
+from protofleet.federation.schedules.early_stopping import (
+    NEVER,
+    EarlyEnd,
+    EarlyStopping,
+    StopSettings,
+)
 
 _FEW = StopSettings(patience=3)
 

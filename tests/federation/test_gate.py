@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.federation.gate import ENOUGH, GateEvidence, compare, fleet_gain, gain_of
+from protofleet.federation.outcomes.gate import ENOUGH, GateEvidence, compare, fleet_gain, gain_of
 from protofleet.strategies.tasks import TASKS
 from protofleet.wire.messages import FleetGain
 

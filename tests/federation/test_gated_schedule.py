@@ -1,7 +1,7 @@
 """A schedule that waits: no round before it may open, as a cell's root orders it."""
 
-from protofleet.federation.gated_schedule import GatedSchedule
-from protofleet.federation.schedule import (
+from protofleet.federation.schedules.gated_schedule import GatedSchedule
+from protofleet.federation.schedules.schedule import (
     CloseRound,
     DeviceAppeared,
     OpenRound,
@@ -12,7 +12,7 @@ from protofleet.federation.schedule import (
     Tick,
     UpdateStored,
 )
-from protofleet.federation.synchronous import SynchronousSchedule
+from protofleet.federation.schedules.synchronous import SynchronousSchedule
 
 
 class _Root:

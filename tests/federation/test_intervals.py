@@ -3,7 +3,7 @@
 import pytest
 
 from protofleet.errors import InputError
-from protofleet.federation.intervals import half_interval, t_quantile
+from protofleet.federation.outcomes.intervals import half_interval, t_quantile
 from protofleet.federation.records import Spread
 
 

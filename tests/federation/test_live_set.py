@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.federation.live_set import LiveSet
+from protofleet.federation.schedules.live_set import LiveSet
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 600).map(str)), max_size=300))

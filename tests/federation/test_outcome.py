@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import balanced_accuracy_score, mean_absolute_error
 
-from protofleet.federation.outcome import (
+from protofleet.federation.outcomes.outcome import (
     OwnerOutcome,
     beside_alone,
     followed,

@@ -15,7 +15,13 @@ from protofleet.federation.accounting import epsilon_of, sampled_epsilon
 from protofleet.federation.noise import repeated_seed
 from protofleet.federation.plan import make_plan
 from protofleet.federation.records import Costs, EvaluationRecord, Sends, UpdateRecord
-from protofleet.federation.schedule import CloseRound, DeviceAppeared, OpenRound, RoundState, Tick
+from protofleet.federation.schedules.schedule import (
+    CloseRound,
+    DeviceAppeared,
+    OpenRound,
+    RoundState,
+    Tick,
+)
 from protofleet.federation.server import Server
 from protofleet.federation.settings import (
     AdaptiveClip,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import r2_score
 
+from protofleet.federation.outcomes.scores import last_scores, round_scores, run_scores
 from protofleet.federation.records import Metrics, Scores, Spread
-from protofleet.federation.scores import last_scores, round_scores, run_scores
 from protofleet.strategies.scores import error_sums, label_counts
 from protofleet.strategies.types import Evaluation
 

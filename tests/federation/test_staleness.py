@@ -12,7 +12,7 @@ from protofleet.federation.coding import update_baseline
 from protofleet.federation.plan import make_plan
 from protofleet.federation.records import Costs
 from protofleet.federation.replay import Admission, replay
-from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.server import Server
 from protofleet.federation.settings import (
     AggregationSettings,

@@ -14,8 +14,8 @@ from protofleet.errors import RefusedError
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs, UpdateRecord
+from protofleet.federation.schedules.stragglers import PastRound, share_of_work
 from protofleet.federation.settings import StragglerSettings
-from protofleet.federation.stragglers import PastRound, share_of_work
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.training import Training, passes
 from protofleet.strategies.types import TensorForms, TrainTools

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.federation import membership
-from protofleet.federation.schedule import (
+from protofleet.federation.schedules import membership
+from protofleet.federation.schedules.schedule import (
     CloseRound,
     DeviceAppeared,
     DeviceDeparted,
@@ -26,7 +26,7 @@ from protofleet.federation.schedule import (
     UpdateRefused,
     UpdateStored,
 )
-from protofleet.federation.synchronous import SynchronousSchedule, draw, lost
+from protofleet.federation.schedules.synchronous import SynchronousSchedule, draw, lost
 
 _SCHEDULE = SynchronousSchedule(
     rounds=2, seed=7, minimum=3, deadline_s=100.0, quorum=0.5, grace_s=10.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from protofleet.federation.calibration import choose
-from protofleet.federation.outcome import OwnerOutcome, outcome_of, owner_outcome
+from protofleet.federation.outcomes.calibration import choose
+from protofleet.federation.outcomes.outcome import OwnerOutcome, outcome_of, owner_outcome
+from protofleet.federation.outcomes.trouble import LossWatch, of_calibration, troubles
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.federation.trouble import LossWatch, of_calibration, troubles
 from protofleet.strategies.scores import confusion
 
 

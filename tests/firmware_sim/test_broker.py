@@ -17,8 +17,8 @@ from protofleet.cli.broker import _said
 from protofleet.errors import InputError
 from protofleet.firmware_sim import broker as brokers
 from protofleet.firmware_sim.broker import BrokerOptions, local_broker, open_broker
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions, Will
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Disconnected, Link, LinkOptions, Will
 
 _SCRIPT = (
     "import sys, time\n"

@@ -20,7 +20,7 @@ from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice, load_fleet
 from protofleet.firmware_sim.recordings import record_device_data, record_windows
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 WINDOWS = Preprocessing(
     input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),

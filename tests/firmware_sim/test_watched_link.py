@@ -9,9 +9,9 @@ import pytest
 from brokers import KillableBroker, wait_until
 
 from protofleet.firmware_sim.watched_link import _BATCH, Watch, WatchedLink
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Delivery, Disconnected, LinkOptions
-from protofleet.wire.outbox import CHUNKS_IN_FLIGHT_MAX
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Disconnected, LinkOptions
+from protofleet.wire.transfers.outbox import CHUNKS_IN_FLIGHT_MAX
 
 _TOPIC = "fl/v2/watched/all/ctl"
 

@@ -12,11 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fuzz.target import Target
 
 from protofleet.signatures import fingerprint
-from protofleet.wire import enrolment
-from protofleet.wire.enrolment import EnrolmentAnswer, EnrolmentGrant, EnrolmentRequest, Invitation
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 from protofleet.wire.messages import decode, encode
 from protofleet.wire.topics import Topics
+from protofleet.wire.trust import enrolment
+from protofleet.wire.trust.enrolment import (
+    EnrolmentAnswer,
+    EnrolmentGrant,
+    EnrolmentRequest,
+    Invitation,
+)
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
 
 _FEDERATION, _DEVICE = (
     Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2)

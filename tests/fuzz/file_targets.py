@@ -21,7 +21,7 @@ from protofleet.bundle.manifest import Manifest, Preprocessing
 from protofleet.bundle.onnx_files import check_onnx
 from protofleet.bundle.rules import check_manifest, parse
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets._unpickle import unpickle_arrays
 from protofleet.edge import credentials
@@ -40,7 +40,7 @@ from protofleet.errors import ProtofleetError
 from protofleet.experiments.config import committed, load_experiment
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
 
 _KEY = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 _PUBLIC = public_bytes(_KEY)
@@ -213,7 +213,7 @@ def _read_ledger(path: Path) -> None:
 
 
 _TOLD_BY_RUN = (msgspec.DecodeError, ProtofleetError)
-"""``coordinator.run`` makes one line of the former."""
+"""``coordinator.process.run`` makes one line of the former."""
 
 
 def _members() -> Iterator[bytes]:

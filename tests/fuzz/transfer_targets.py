@@ -10,11 +10,11 @@ from contextlib import suppress
 from fuzz.target import Target, scratch
 
 from protofleet.errors import RefusedError
-from protofleet.wire.chunks import Chunk, pack
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.sender import Sender
-from protofleet.wire.transfer import Limits, describe, transfer_id
+from protofleet.wire.transfers.chunks import Chunk, pack
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.sender import Sender
+from protofleet.wire.transfers.transfer import Limits, describe, transfer_id
 
 _DEVICE = "pi-7"
 _BLOB = bytes(range(256)) * 100

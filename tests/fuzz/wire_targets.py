@@ -26,21 +26,8 @@ from protofleet.federation.records import Costs
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import blobs, strict_json
-from protofleet.wire import chunks, codecs, messages
-from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
-from protofleet.wire.chunks import Chunk, ChunkCipher
+from protofleet.wire import codecs, messages
 from protofleet.wire.codecs import Codec, Coding
-from protofleet.wire.coordinator_protection import CoordinatorCredentials, CoordinatorProtection
-from protofleet.wire.device_protection import DeviceCredentials, DeviceProtection
-from protofleet.wire.identity import (
-    CoordinatorCertificate,
-    DeviceGrant,
-    KeyRotation,
-    public_bytes,
-    read_statement,
-    sign,
-    sign_statement,
-)
 from protofleet.wire.messages import (
     Announcement,
     AnyMessage,
@@ -53,9 +40,26 @@ from protofleet.wire.messages import (
     Task,
     TransferOffer,
 )
-from protofleet.wire.session import Handshake, Session
-from protofleet.wire.signed_records import name_in
+from protofleet.wire.mqtt.broker_access import BrokerAccess, BrokerAddress
 from protofleet.wire.topics import Channel, Topics, announced_federation
+from protofleet.wire.transfers import chunks
+from protofleet.wire.transfers.chunks import Chunk, ChunkCipher
+from protofleet.wire.trust.coordinator_protection import (
+    CoordinatorCredentials,
+    CoordinatorProtection,
+)
+from protofleet.wire.trust.device_protection import DeviceCredentials, DeviceProtection
+from protofleet.wire.trust.identity import (
+    CoordinatorCertificate,
+    DeviceGrant,
+    KeyRotation,
+    public_bytes,
+    read_statement,
+    sign,
+    sign_statement,
+)
+from protofleet.wire.trust.session import Handshake, Session
+from protofleet.wire.trust.signed_records import name_in
 
 _FEDERATION, _COORDINATOR, _DEVICE = (
     Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2, 3)

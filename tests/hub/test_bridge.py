@@ -21,7 +21,7 @@ from wsproto.events import (
 
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.hub import bridge
-from protofleet.wire.chunks import MAX_PACKET_BYTES
+from protofleet.wire.transfers.chunks import MAX_PACKET_BYTES
 
 pytestmark = pytest.mark.mosquitto
 _TIMEOUT_S = 30.0

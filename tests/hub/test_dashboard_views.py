@@ -11,10 +11,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from protofleet.coordinator import events
+from protofleet.coordinator.devices.registry import Device
+from protofleet.coordinator.devices.sightings import Sightings
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.registry import Device
-from protofleet.coordinator.sightings import Sightings
-from protofleet.federation.calibration import CalibrationProgress, choose
+from protofleet.federation.outcomes.calibration import CalibrationProgress, choose
 from protofleet.federation.records import RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.access import Access
 from protofleet.hub.dashboard.app import Dashboard
@@ -26,7 +26,7 @@ from protofleet.hub.dashboard.records import CurrentRound, DeviceView, LoggedEve
 from protofleet.hub.dashboard.watch import Watch, WatchedRun, run_keys
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 _MANY = 5000
 _IDENTITY = {"federation": "home", "strategy": "fedavg", "bundle": "ab" * 32}

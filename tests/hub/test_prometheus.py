@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from prometheus_client import generate_latest
 
 from protofleet.hub.dashboard.records import DeviceView
-from protofleet.wire.usage import NO_USAGE
+from protofleet.wire.mqtt.usage import NO_USAGE
 
 pytestmark = [
     pytest.mark.slow(seconds=15),

@@ -29,7 +29,7 @@ from protofleet.coordinator.status import find_run
 from protofleet.errors import InputError
 from protofleet.hub.dashboard.watch import WatchedRun, run_keys
 from protofleet.hub.run import Hub, HubOptions
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _NOWHERE = "mqtt://127.0.0.1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from protofleet.federation.outcome import OwnerOutcome, outcome_of
+from protofleet.federation.outcomes.outcome import OwnerOutcome, outcome_of
 from protofleet.federation.records import (
     DeviceRecord,
     Metrics,

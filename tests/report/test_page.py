@@ -10,7 +10,7 @@ import pytest
 from report.fake_run import CLASSES, write_comparison, write_run
 
 from protofleet.errors import InputError, MissingDataError
-from protofleet.federation.calibration import choose
+from protofleet.federation.outcomes.calibration import choose
 from protofleet.federation.records import RunRecord, Scores, Spread, load_record, save_record
 from protofleet.report import (
     ComparedRecord,

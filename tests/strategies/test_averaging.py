@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 from toy_model import array, new_rng, server_tools
 
-from protofleet.strategies import fedavg
 from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.averaging import (
     PopulationMean,
@@ -14,6 +13,7 @@ from protofleet.strategies.averaging import (
     averaging,
     share_all,
 )
+from protofleet.strategies.methods import fedavg
 from protofleet.strategies.types import Update
 from protofleet.tensors import Layout
 

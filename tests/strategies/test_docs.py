@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, DESCRIPTIONS, fedali, fedavg, fedprox
+from protofleet.strategies import _MODULES, DESCRIPTIONS
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
+from protofleet.strategies.methods import fedali, fedavg, fedprox
 from protofleet.strategies.optimisers import Adam, Sgd
 
 _ROOT = Path(__file__).resolve().parents[2]

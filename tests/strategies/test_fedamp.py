@@ -12,7 +12,7 @@ from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.fedamp import _cosines
+from protofleet.strategies.methods.fedamp import _cosines
 from protofleet.strategies.types import Update
 
 _LR, _STEPS = 0.2, 3

@@ -10,10 +10,11 @@ from sklearn.cluster import AgglomerativeClustering
 from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
-from protofleet.strategies import build, fedclar
+from protofleet.strategies import build
 from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.aggregation import clipped
-from protofleet.strategies.fedclar import average_linkage
+from protofleet.strategies.methods import fedclar
+from protofleet.strategies.methods.fedclar import average_linkage
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
 

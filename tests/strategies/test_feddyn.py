@@ -14,7 +14,7 @@ from toy_model import SGD, frozen_map, new_rng, server_tools
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.aggregation import build as build_rule
-from protofleet.strategies.feddyn import _alpha
+from protofleet.strategies.methods.feddyn import _alpha
 from protofleet.strategies.types import Payload, Step, Update
 from protofleet.tensors import Model, TensorMap
 from protofleet.wire.codecs import Codec

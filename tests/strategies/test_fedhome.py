@@ -11,7 +11,7 @@ from toy_model import changed, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.fedhome import oversampled
+from protofleet.strategies.methods.fedhome import oversampled
 
 _COHORTS = ("ab", "bcd", "a", "acd", "abcd", "cd")
 _SETTINGS = {

@@ -14,7 +14,7 @@ from protofleet.errors import InputError, RefusedError
 from protofleet.federation.claims import check_differences, difference_norms, learned_bounds
 from protofleet.strategies import build
 from protofleet.strategies.aggregation import clipped
-from protofleet.strategies.fedpac import head_weights
+from protofleet.strategies.methods.fedpac import head_weights
 from protofleet.strategies.optimisers import Sgd
 from protofleet.strategies.types import Update
 from protofleet.wire.codecs import Codec

@@ -27,7 +27,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
 from protofleet.tensors import blobs
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 pytestmark = [pytest.mark.data, pytest.mark.slow]
 

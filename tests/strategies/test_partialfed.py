@@ -11,7 +11,7 @@ from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.partialfed import Mixture, layers_of
+from protofleet.strategies.methods.partialfed import Mixture, layers_of
 from protofleet.strategies.types import Step
 from protofleet.tensors import Layout, Model, Network, TensorMap
 

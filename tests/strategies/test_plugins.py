@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from protofleet.errors import InputError
-from protofleet.strategies import check_known, fedavg
+from protofleet.strategies import check_known
+from protofleet.strategies.methods import fedavg
 from protofleet.strategies.plugins import Plugins, StrategyTable
 
 _MODULE = """
-from protofleet.strategies import fedavg
+from protofleet.strategies.methods import fedavg
 from dataclasses import replace
 
 DESCRIPTION = replace(fedavg.DESCRIPTION, name="{name}")

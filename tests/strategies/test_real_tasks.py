@@ -12,7 +12,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.training import Learner, LocalData
-from protofleet.federation.scores import round_scores
+from protofleet.federation.outcomes.scores import round_scores
 from protofleet.runtime import open_programs
 from protofleet.strategies import DESCRIPTIONS
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from brokers import mosquitto, wait_until
 
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
 
 _MESSAGES, _BYTES = 200, 50_000
 

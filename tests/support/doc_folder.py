@@ -18,12 +18,12 @@ from trained_round import trained_round
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_public_key
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.edge.state.journal import Binding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.strategies.types import ClientState
-from protofleet.wire.identity import public_bytes
+from protofleet.wire.trust.identity import public_bytes
 
 # Machine code is not compiled once more for every home.
 _KERNELS = str(platformdirs.user_cache_path("protofleet") / "kernels")

@@ -14,7 +14,7 @@ from protofleet.edge.owner.policy import read_policy
 from protofleet.errors import ProtofleetError
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.config import load_experiment
-from protofleet.federation.calibration import is_auto, ladder_of, with_rate
+from protofleet.federation.outcomes.calibration import is_auto, ladder_of, with_rate
 from protofleet.federation.plan import PUBLISHED
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet

@@ -22,11 +22,8 @@ from msgspec.structs import replace
 
 from protofleet.coordinator.arrivals import GATHER_S
 from protofleet.errors import RefusedError
-from protofleet.wire.carousel import shared_version
-from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Event
-from protofleet.wire.link import Connected, Disconnected, Traffic
 from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
@@ -36,7 +33,10 @@ from protofleet.wire.messages import (
     Task,
     TransferOffer,
 )
-from protofleet.wire.transfer import Received, Source, describe
+from protofleet.wire.mqtt.link import Connected, Disconnected, Traffic
+from protofleet.wire.transfers.carousel import shared_version
+from protofleet.wire.transfers.chunks import MAX_DATA_BYTES
+from protofleet.wire.transfers.transfer import Received, Source, describe
 
 CONNECTED = Connected("5")
 _TRAINING_S = 20.0

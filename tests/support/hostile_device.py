@@ -12,9 +12,9 @@ from protofleet.bundle import Bundle
 from protofleet.federation.settings import FederationConfig
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected
 from protofleet.wire.messages import Presence, Task
-from protofleet.wire.transfer import Received, Rejected
+from protofleet.wire.mqtt.link import Connected
+from protofleet.wire.transfers.transfer import Received, Rejected
 
 
 class HostileDevice:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from threaded import Thread
 
-from protofleet.coordinator.enrolment import EnrolmentService
-from protofleet.coordinator.invitations import Meeting, find_meeting, invite
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.enrolment import EnrolmentService
+from protofleet.coordinator.membership.invitations import Meeting, find_meeting, invite
+from protofleet.coordinator.membership.members import Members
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.enrolment import Enrolled, EnrolOptions, enrol
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.enrolment import Invitation
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.trust.enrolment import Invitation
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.errors import RefusedError
-from protofleet.wire.coordinator_protection import CoordinatorCredentials
-from protofleet.wire.device_protection import DeviceCredentials
-from protofleet.wire.identity import (
+from protofleet.wire.trust.coordinator_protection import CoordinatorCredentials
+from protofleet.wire.trust.device_protection import DeviceCredentials
+from protofleet.wire.trust.identity import (
     CoordinatorCertificate,
     DeviceGrant,
     public_bytes,

@@ -13,7 +13,7 @@ from protofleet.benchmarks._keys import enrol_here
 from protofleet.datasets import DeviceData
 from protofleet.edge.learning.training import LocalData
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 def part(seed: int) -> LocalData:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from protofleet.federation.outcome import OwnerOutcome, outcome_of
+from protofleet.federation.outcomes.outcome import OwnerOutcome, outcome_of
 from protofleet.federation.records import PrivacyRecord, RoundRecord, Scores, Spread
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.hub.metrics import RunCollector
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
 

@@ -13,7 +13,7 @@ from protofleet.bundle import Bundle
 from protofleet.edge.state.journal import Binding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.strategies.types import ClientState
 
 

@@ -26,7 +26,7 @@ from wsproto.events import (
 
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.run import Hub, HubOptions
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 HASHED = "/assets/page-0123456789.js"
 """A file of the test's page whose name says its content."""

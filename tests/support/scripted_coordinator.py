@@ -15,13 +15,13 @@ from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs
 from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.tensors import blobs
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Coding
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
-from protofleet.wire.transfer import Received, Rejected
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected
+from protofleet.wire.transfers.transfer import Received, Rejected
 
 FEDERATION = "test-fed"
 Answer = Literal["take", "reject", "ignore"]

@@ -13,7 +13,7 @@ from brokers import free_port, wait_until
 from protofleet.broker.folder import BrokerFolder, find_mosquitto
 from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 PASSWORD = "sesame-sesame-sesame"  # noqa: S105 - of brokers that live for one test
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.run import open_service
+from protofleet.coordinator.process.run import open_service
 from protofleet.edge.join import JoinOptions, open_agent
 from protofleet.edge.learning.training import LocalData
 from protofleet.federation.plan import make_plan

@@ -13,7 +13,7 @@ from tiny_bundle import tiny_bundle
 from protofleet.federation.admission import ExpectedUpdate, expect_updates
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.settings import FederationConfig, LimitSettings
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _LIMITS = LimitSettings(update_bytes=10_000)
 

@@ -14,7 +14,7 @@ from tiny_bundle import tiny_bundle
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.coordinator import events
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 NAMES = ("anna", "berta", "carla")
 

@@ -23,15 +23,15 @@ from typing import Any
 
 from keyed import BUNDLE, Keyed
 
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.coordinator_protection import CoordinatorProtection
-from protofleet.wire.device_protection import DeviceCredentials
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence, Task, TransferOffer
-from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
+from protofleet.wire.trust.coordinator_protection import CoordinatorProtection
+from protofleet.wire.trust.device_protection import DeviceCredentials
 
 DEVICE = "pi-7"
 ANNOUNCEMENT = Announcement(

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.federation.gate import compare
+from protofleet.federation.outcomes.gate import compare
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName
 from protofleet.wire.messages import FleetGain

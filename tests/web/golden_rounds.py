@@ -34,7 +34,7 @@ from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.export.models.alp import AlignmentConfig
-from protofleet.federation.calibration import try_rates
+from protofleet.federation.outcomes.calibration import try_rates
 from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
 from protofleet.strategies import build

@@ -17,14 +17,14 @@ from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX, Channel
 
 _CONSTANTS = {
     "wire/messages": "MAX_MESSAGE_BYTES RECEIPT_DIGITS PROTOCOL_MINOR MOST_RATES MOST_CALIBRATING",
-    "wire/chunks": "HEADER_BYTES MAX_PACKET_BYTES RESERVED_BYTES MAX_PAYLOAD_BYTES MAX_DATA_BYTES "
-    "MIN_DATA_BYTES MAX_CHUNKS",
-    "wire/sender": "REPEAT_S REPEAT_MAX_S",
-    "wire/inbound": "SILENCE_S FIRST_SILENCE_S SILENCE_MAX_S SILENT_ASKS_MAX START_WINDOW "
-    "MIN_WINDOW",
-    "wire/session": "NONCE_BYTES OVERHEAD_BYTES",
-    "wire/identity": "SIGNATURE_BYTES",
-    "wire/enrolment": "SCHEME",
+    "wire/transfers/chunks": "HEADER_BYTES MAX_PACKET_BYTES RESERVED_BYTES MAX_PAYLOAD_BYTES "
+    "MAX_DATA_BYTES MIN_DATA_BYTES MAX_CHUNKS",
+    "wire/transfers/sender": "REPEAT_S REPEAT_MAX_S",
+    "wire/transfers/inbound": "SILENCE_S FIRST_SILENCE_S SILENCE_MAX_S SILENT_ASKS_MAX "
+    "START_WINDOW MIN_WINDOW",
+    "wire/trust/session": "NONCE_BYTES OVERHEAD_BYTES",
+    "wire/trust/identity": "SIGNATURE_BYTES",
+    "wire/trust/enrolment": "SCHEME",
     "tensors/blobs": "MAX_TENSORS MAX_NAME_CHARS MAX_HEADER_BYTES MAX_DIMENSIONS",
     "bundle/bundle": "MAX_MANIFEST_BYTES",
     "bundle/manifest": "FORMAT_VERSION",
@@ -34,7 +34,7 @@ _CONSTANTS = {
     "strategies/scores": "LARGEST_ERROR",
     "strategies/types": "TASK_LOSS",
     "strategies/common": "PARAMS BUFFERS CHANGE",
-    "federation/calibration": "WORST",
+    "federation/outcomes/calibration": "WORST",
     "edge/learning/training": "EVALUATION_BATCH",
 }
 """By module: constants that the browser's module has under the same names."""

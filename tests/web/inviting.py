@@ -11,7 +11,7 @@ from pathlib import Path
 
 from invited import Inviting
 
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 def main() -> None:

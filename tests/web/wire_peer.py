@@ -17,17 +17,6 @@ from keyed import Keyed, in_a_day
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.signatures import fingerprint
-from protofleet.wire.chunks import Chunk, ChunkCipher, pack, parse
-from protofleet.wire.coordinator_protection import CoordinatorProtection
-from protofleet.wire.enrolment import (
-    EnrolmentAnswer,
-    EnrolmentGrant,
-    Invitation,
-    check_request,
-    read_request,
-    seal_answer,
-)
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 from protofleet.wire.messages import (
     Announcement,
     AnyMessage,
@@ -37,6 +26,17 @@ from protofleet.wire.messages import (
     encode,
 )
 from protofleet.wire.topics import Topics
+from protofleet.wire.transfers.chunks import Chunk, ChunkCipher, pack, parse
+from protofleet.wire.trust.coordinator_protection import CoordinatorProtection
+from protofleet.wire.trust.enrolment import (
+    EnrolmentAnswer,
+    EnrolmentGrant,
+    Invitation,
+    check_request,
+    read_request,
+    seal_answer,
+)
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
 
 Reply = dict[str, Any]
 

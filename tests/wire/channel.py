@@ -8,12 +8,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.wire.chunks import MAX_PAYLOAD_BYTES, Chunk, pack, parse
 from protofleet.wire.messages import Need, Receipt, TransferOffer, decode
-from protofleet.wire.receiver import Receiver
 from protofleet.wire.refusals import Hindered
-from protofleet.wire.sender import Sender
-from protofleet.wire.transfer import Delivered, Lane, Limits, Received, Rejected, Send, describe
+from protofleet.wire.transfers.chunks import MAX_PAYLOAD_BYTES, Chunk, pack, parse
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.sender import Sender
+from protofleet.wire.transfers.transfer import (
+    Delivered,
+    Lane,
+    Limits,
+    Received,
+    Rejected,
+    Send,
+    describe,
+)
 
 DEVICE = "pi-7"
 CHUNK = 256

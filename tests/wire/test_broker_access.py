@@ -7,7 +7,7 @@ import pytest
 from certificates import Authority
 
 from protofleet.errors import InputError
-from protofleet.wire.broker_access import BrokerAccess, BrokerAddress, broker_as_table
+from protofleet.wire.mqtt.broker_access import BrokerAccess, BrokerAddress, broker_as_table
 
 _PASSWORD = "p:q"  # noqa: S105 - what the URL says
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
-from protofleet.wire.carousel import (
+from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
+from protofleet.wire.transfers.carousel import (
     AGAIN_FROM,
     GATHER_MOST_S,
     GATHER_S,
@@ -23,12 +24,11 @@ from protofleet.wire.carousel import (
     Carousels,
     shared_version,
 )
-from protofleet.wire.chunks import Chunk, ChunkCipher, pack
-from protofleet.wire.inbound import LISTEN_S
-from protofleet.wire.messages import Need, Receipt, TransferOffer, decode, encode
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.sender import WINDOW_MAX, Sender
-from protofleet.wire.transfer import Lane, Received, Send, describe
+from protofleet.wire.transfers.chunks import Chunk, ChunkCipher, pack
+from protofleet.wire.transfers.inbound import LISTEN_S
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.sender import WINDOW_MAX, Sender
+from protofleet.wire.transfers.transfer import Lane, Received, Send, describe
 
 _STEP = 256
 _BLOB = random.Random(0).randbytes(10 * _STEP + 7)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.chunks import (
+from protofleet.wire.transfers.chunks import (
     HEADER_BYTES,
     MAX_DATA_BYTES,
     MAX_PACKET_BYTES,

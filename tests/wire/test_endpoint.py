@@ -11,24 +11,10 @@ from msgspec.structs import replace
 
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.connection import Ending
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.coordinator_protection import CoordinatorProtection
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.device_protection import DeviceProtection
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import (
-    Connected,
-    Delivery,
-    Disconnected,
-    Hindered,
-    Link,
-    LinkEvent,
-    LinkOptions,
-)
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
@@ -38,8 +24,22 @@ from protofleet.wire.messages import (
     TransferOffer,
     encode,
 )
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.connection import Ending
+from protofleet.wire.mqtt.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkEvent,
+    LinkOptions,
+)
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Delivered, Received, Rejected, describe
+from protofleet.wire.transfers.chunks import Chunk, pack
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected, describe
+from protofleet.wire.trust.coordinator_protection import CoordinatorProtection
+from protofleet.wire.trust.device_protection import DeviceProtection
 
 _TOPICS = Topics("lab")
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
@@ -315,9 +315,9 @@ def test_a_broker_that_drops_packets_without_a_word_gets_smaller_ones(
     tmp_path, monkeypatch, shared
 ):
     """In MQTT 3.1.1 it acknowledges them as if it had passed them on."""
-    monkeypatch.setattr("protofleet.wire.inbound.FIRST_SILENCE_S", 0.2)
-    monkeypatch.setattr("protofleet.wire.inbound.LISTEN_S", 0.5)
-    monkeypatch.setattr("protofleet.wire.passage.SILENCE_S", 0.5)
+    monkeypatch.setattr("protofleet.wire.transfers.inbound.FIRST_SILENCE_S", 0.2)
+    monkeypatch.setattr("protofleet.wire.transfers.inbound.LISTEN_S", 0.5)
+    monkeypatch.setattr("protofleet.wire.mqtt.passage.SILENCE_S", 0.5)
     with mosquitto(tmp_path, "message_size_limit 20000") as port:
         pair = _Pair(f"mqtt://127.0.0.1:{port}?version=3.1.1", tmp_path)
         pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))

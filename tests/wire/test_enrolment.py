@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.signatures import fingerprint
-from protofleet.wire import enrolment
-from protofleet.wire.enrolment import (
+from protofleet.wire.messages import encode
+from protofleet.wire.topics import Topics
+from protofleet.wire.trust import enrolment
+from protofleet.wire.trust.enrolment import (
     Asked,
     EnrolmentAnswer,
     EnrolmentGrant,
@@ -26,9 +28,7 @@ from protofleet.wire.enrolment import (
     seal_answer,
     write_request,
 )
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
-from protofleet.wire.messages import encode
-from protofleet.wire.topics import Topics
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
 
 _GOLDEN = Path(__file__).parent / "golden"
 _FEDERATION = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
-from protofleet.wire.identity import (
+from protofleet.wire.messages import TransferOffer
+from protofleet.wire.trust.identity import (
     CoordinatorCertificate,
     DeviceGrant,
     KeyRotation,
@@ -19,7 +20,6 @@ from protofleet.wire.identity import (
     sign_statement,
     verify_offer,
 )
-from protofleet.wire.messages import TransferOffer
 
 _KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _PUBLIC = public_bytes(_KEY)

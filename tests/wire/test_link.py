@@ -22,12 +22,11 @@ from certificates import Authority
 from paho.mqtt.client import Client
 
 from protofleet.chaos.processes import namespaces_permitted
-from protofleet.coordinator.roll_call import RollCall
+from protofleet.coordinator.devices.roll_call import RollCall
 from protofleet.errors import InputError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.chunks import MAX_DATA_BYTES
-from protofleet.wire.connection import Ending
-from protofleet.wire.link import (
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.connection import Ending
+from protofleet.wire.mqtt.link import (
     STABLE_S,
     Connected,
     Delivery,
@@ -38,8 +37,9 @@ from protofleet.wire.link import (
     LinkOptions,
     Woken,
 )
-from protofleet.wire.outbox import CHUNKS_IN_FLIGHT_MAX
 from protofleet.wire.refusals import PACKET_TOO_LARGE
+from protofleet.wire.transfers.chunks import MAX_DATA_BYTES
+from protofleet.wire.transfers.outbox import CHUNKS_IN_FLIGHT_MAX
 
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
 
@@ -86,8 +86,8 @@ def test_the_clock_stands_still_while_events_lie_unread():
 @pytest.mark.mosquitto
 def test_a_killed_process_leaves_its_will_and_a_closed_link_does_not(mosquitto_url):
     script = (
-        "import sys, time; from protofleet.wire.link import *\n"
-        "from protofleet.wire.broker_access import BrokerAccess\n"
+        "import sys, time; from protofleet.wire.mqtt.link import *\n"
+        "from protofleet.wire.mqtt.broker_access import BrokerAccess\n"
         "link = Link(LinkOptions(broker=BrokerAccess(url=sys.argv[1]),"
         " will=Will(topic='st/' + sys.argv[2], payload=b'offline')))\n"
         "link.start(); link.get(); link.publish('st/' + sys.argv[2], b'online')\n"
@@ -208,7 +208,7 @@ def test_a_full_link_tells_when_it_has_room_again(mosquitto_url):
 @pytest.mark.mosquitto
 def test_who_does_not_read_can_publish_all_the_same(mosquitto_url, monkeypatch):
     """An acknowledgement that makes room must not wait for a place among the unread events."""
-    monkeypatch.setattr("protofleet.wire.link.QUEUE_MAX", 4)
+    monkeypatch.setattr("protofleet.wire.mqtt.link.QUEUE_MAX", 4)
     with (
         closing(_link(mosquitto_url, filters=("in",))) as link,
         closing(_link(mosquitto_url)) as other,
@@ -526,7 +526,7 @@ def _refusing(*codes: int):
 
 
 def test_what_a_broker_has_no_quota_for_is_said_once_and_sent_again_until_it_is_taken(monkeypatch):
-    monkeypatch.setattr("protofleet.wire.outbox.PAUSE_S", 0.01)
+    monkeypatch.setattr("protofleet.wire.transfers.outbox.PAUSE_S", 0.01)
     with _refusing(0x97, 0x97, 0x97) as (link, seen):
         assert link.publish("x", b"1")
         told = _next(link, Hindered)

@@ -9,8 +9,8 @@ import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 
-from protofleet.wire.mqtt_client import Counters, MqttClient
-from protofleet.wire.outbox import Outgoing
+from protofleet.wire.mqtt.mqtt_client import Counters, MqttClient
+from protofleet.wire.transfers.outbox import Outgoing
 
 _FIVE, _FOUR = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 _TOPIC = "fl/v2/lab/dn/pi-7/t"

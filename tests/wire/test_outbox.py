@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.wire.outbox import CHUNKS_IN_FLIGHT_MAX, IN_FLIGHT_MAX, TRIES_MAX, Outbox, Outgoing
+from protofleet.wire.transfers.outbox import (
+    CHUNKS_IN_FLIGHT_MAX,
+    IN_FLIGHT_MAX,
+    TRIES_MAX,
+    Outbox,
+    Outgoing,
+)
 
 _QUOTA, _INVALID = 0x97, 0x99
 

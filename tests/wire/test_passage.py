@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from protofleet.wire.chunks import HEADER_BYTES
 from protofleet.wire.messages import Need
-from protofleet.wire.passage import SILENCE_S, VAIN_ASKS, Passage
+from protofleet.wire.mqtt.passage import SILENCE_S, VAIN_ASKS, Passage
+from protofleet.wire.transfers.chunks import HEADER_BYTES
 
 from .channel import Channel, Faults, blob_of, offer_of
 

@@ -11,9 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from keyed import BUNDLE, Keyed, renamed
 
 from protofleet.errors import RefusedError
-from protofleet.wire.coordinator_protection import CoordinatorProtection
-from protofleet.wire.device_protection import DeviceProtection
-from protofleet.wire.identity import KeyRotation, public_bytes, sign_statement
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
@@ -23,9 +20,12 @@ from protofleet.wire.messages import (
     decode,
     encode,
 )
-from protofleet.wire.protection import Plain
-from protofleet.wire.signed_records import name_in
 from protofleet.wire.topics import Channel, Topics
+from protofleet.wire.trust.coordinator_protection import CoordinatorProtection
+from protofleet.wire.trust.device_protection import DeviceProtection
+from protofleet.wire.trust.identity import KeyRotation, public_bytes, sign_statement
+from protofleet.wire.trust.protection import Plain
+from protofleet.wire.trust.signed_records import name_in
 
 _TOPICS = Topics("lab")
 _ALL = _TOPICS.announcement
@@ -464,7 +464,7 @@ def test_what_a_successor_announces_comes_after_all_that_was_announced(keyed, mo
     device = DeviceProtection(keyed.device())
     sent = before.write(_ANNOUNCEMENT, _ALL, "")
     device.read(sent, _ALL, "", Announcement)
-    monkeypatch.setattr("protofleet.wire.coordinator_protection.time.time", lambda: 1.0)
+    monkeypatch.setattr("protofleet.wire.trust.coordinator_protection.time.time", lambda: 1.0)
     after.read(sent, _ALL, "", Announcement)
     device.read(after.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
 

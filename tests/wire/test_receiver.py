@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.carousel import shared_version
-from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.inbound import FIRST_CHUNK_S, LISTEN_S, SILENCE_S
 from protofleet.wire.messages import Need, Receipt
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.transfer import Limits, Received, describe
+from protofleet.wire.transfers.carousel import shared_version
+from protofleet.wire.transfers.chunks import Chunk, pack
+from protofleet.wire.transfers.inbound import FIRST_CHUNK_S, LISTEN_S, SILENCE_S
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.transfer import Limits, Received, describe
 
 from .channel import CHUNK, DEVICE, answers_in, blob_of, chunks_of, offer_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.wire.chunks import MIN_DATA_BYTES, Chunk, pack
 from protofleet.wire.refusals import Refusal
+from protofleet.wire.transfers.chunks import MIN_DATA_BYTES, Chunk, pack
 
 _TOPIC = "fl/v2/lab/dn/pi-7/c"
 

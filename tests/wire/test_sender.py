@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Need, Receipt, Task, decode, encode
-from protofleet.wire.sender import UNANSWERED_MAX, Sender
-from protofleet.wire.transfer import Lane, Rejected, describe
+from protofleet.wire.transfers.sender import UNANSWERED_MAX, Sender
+from protofleet.wire.transfers.transfer import Lane, Rejected, describe
 
 from .channel import CHUNK, DEVICE, blob_of, offer_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.errors import RefusedError
-from protofleet.wire.session import (
+from protofleet.wire.trust.session import (
     OVERHEAD_BYTES,
     WINDOW,
     Handshake,

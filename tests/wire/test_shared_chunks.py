@@ -8,18 +8,18 @@ import pytest
 from brokers import KillableBroker, mosquitto
 from keyed import BUNDLE, Keyed
 
-from protofleet.wire import link
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.carousel import shared_version
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
-from protofleet.wire.coordinator_protection import CoordinatorProtection
 from protofleet.wire.device_endpoint import UNHEARD_MAX, DeviceEndpoint
-from protofleet.wire.device_protection import DeviceProtection
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Presence, Task
+from protofleet.wire.mqtt import link
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Connected, Disconnected
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Delivered, Received, describe
+from protofleet.wire.transfers.carousel import shared_version
+from protofleet.wire.transfers.transfer import Delivered, Received, describe
+from protofleet.wire.trust.coordinator_protection import CoordinatorProtection
+from protofleet.wire.trust.device_protection import DeviceProtection
 
 _NAMES = ("pi-1", "pi-2", "pi-3", "pi-4")
 _BLOB = random.Random(0).randbytes(700_000)

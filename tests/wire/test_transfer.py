@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from protofleet.errors import InputError
 from protofleet.wire.messages import Receipt, encode
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.sender import Sender
-from protofleet.wire.transfer import Delivered, Limits, Rejected, transfer_id
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.sender import Sender
+from protofleet.wire.transfers.transfer import Delivered, Limits, Rejected, transfer_id
 
 from .channel import CHUNK, DEVICE, Channel, Faults, blob_of, chunks_of, count_of, offer_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Heartbeat, decode
-from protofleet.wire.usage import FIGURES, NO_USAGE, Shown, UsageFigure
+from protofleet.wire.mqtt.usage import FIGURES, NO_USAGE, Shown, UsageFigure
 
 _GOLDEN = json.loads((Path(__file__).parent / "golden" / "heartbeat.json").read_bytes())
 _DOCS = Path(__file__).parents[2] / "docs"

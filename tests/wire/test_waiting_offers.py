@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from protofleet.wire.messages import TransferOffer
-from protofleet.wire.waiting_offers import WaitingOffers
+from protofleet.wire.transfers.waiting_offers import WaitingOffers
 
 
 def _entry(name):

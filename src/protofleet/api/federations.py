@@ -33,12 +33,12 @@ from protofleet.experiments.prepare import ClientFiles, PreparedData, write_pool
 from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, claim, load_run
-from protofleet.federation.early_stopping import StopSettings
 from protofleet.federation.plan import Plan
-from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.schedules.early_stopping import StopSettings
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.settings import AggregationSettings, CodecSettings
 from protofleet.federation.suitability import build_for
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import check_id
 
 Engine = Literal["local", "mqtt"]

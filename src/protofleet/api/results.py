@@ -15,9 +15,9 @@ from protofleet.edge.personal import OpenedModel, PersonalModel, open_personal
 from protofleet.errors import InputError, MissingDataError
 from protofleet.experiments.progress import has_checkpoint, load_checkpoint
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.calibration import Calibration, with_rate
-from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.outcome import Outcome, beside_alone
+from protofleet.federation.outcomes.calibration import Calibration, with_rate
+from protofleet.federation.outcomes.outcome import Outcome, beside_alone
+from protofleet.federation.outcomes.trouble import of_calibration, troubles
 from protofleet.federation.records import (
     DeviceRecord,
     Metrics,
@@ -27,8 +27,8 @@ from protofleet.federation.records import (
     load_record,
     save_record,
 )
+from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.federation.suitability import build_for
-from protofleet.federation.trouble import of_calibration, troubles
 from protofleet.strategies.tasks import METRICS
 from protofleet.strategies.types import ClientState, Strategy
 from protofleet.tensors import Network, TensorMap, blobs

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.edge.credentials import FOLDER, Enrolment, device_key, save_enrolment
 from protofleet.edge.state.store import Store
 from protofleet.errors import InputError
-from protofleet.wire.identity import public_bytes
+from protofleet.wire.trust.identity import public_bytes
 
 
 def enrol_here(folder: Path, federation: str, stores: Mapping[str, Path], url: str) -> None:

@@ -32,19 +32,19 @@ from protofleet.benchmarks.rounds import (
     start_device,
     write_federation,
 )
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
 from protofleet.edge.learning.meter import high_water_bytes
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import stop
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.device_protection import DeviceCredentials, DeviceProtection
-from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
-from protofleet.wire.link import Delivery, Link, LinkOptions
 from protofleet.wire.messages import Announcement, Message, Presence, TransferOffer
-from protofleet.wire.signed_records import name_in
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Delivery, Link, LinkOptions
 from protofleet.wire.topics import Channel, Topics
-from protofleet.wire.transfer import transfer_id
+from protofleet.wire.transfers.transfer import transfer_id
+from protofleet.wire.trust.device_protection import DeviceCredentials, DeviceProtection
+from protofleet.wire.trust.identity import DeviceGrant, public_bytes, sign_statement
+from protofleet.wire.trust.signed_records import name_in
 
 _TOPICS = Topics(FEDERATION)
 _FLOATS = 1_450_000

@@ -34,7 +34,7 @@ from protofleet.coordinator.events import (
     TaskRefused,
     UpdateRejected,
 )
-from protofleet.coordinator.run import open_service
+from protofleet.coordinator.process.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.join import JoinOptions, open_agent
 from protofleet.edge.learning.training import LocalData
@@ -54,7 +54,7 @@ from protofleet.federation.settings import (
 from protofleet.federation.suitability import why_not
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.runtime import BackendName
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _ROUNDS = 2
 _EXAMPLES = 20

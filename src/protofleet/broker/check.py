@@ -19,9 +19,9 @@ from protofleet.broker.findings import Finding, Verdict
 from protofleet.broker.folder import PACKET_BYTES
 from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential, speaks_old_tls
 from protofleet.errors import UnavailableError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.chunks import MAX_PAYLOAD_BYTES
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX
+from protofleet.wire.transfers.chunks import MAX_PAYLOAD_BYTES
 
 SETTLE_S = 1.0
 """How long a message may be on its way after the broker has acknowledged it."""

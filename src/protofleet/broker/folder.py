@@ -37,8 +37,8 @@ from protofleet.broker.certificates import (
 )
 from protofleet.errors import InputError
 from protofleet.printable import shell_word
-from protofleet.wire.chunks import MAX_PACKET_BYTES
 from protofleet.wire.topics import COORDINATOR
+from protofleet.wire.transfers.chunks import MAX_PACKET_BYTES
 
 PORT = 8883
 """Registered for MQTT over TLS."""

@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from protofleet.wire.broker_access import BrokerAddress
+from protofleet.wire.mqtt.broker_access import BrokerAddress
 
 ANSWER_S = 5.0
 """How long an answer is waited for; one over a satellite takes two round trips of 0.7 s."""

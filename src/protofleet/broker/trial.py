@@ -13,7 +13,7 @@ from protofleet.broker.folder import BrokerFolder
 from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential
 from protofleet.errors import UnavailableError
 from protofleet.printable import shell_word
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.topics import COORDINATOR, INVITED
 
 

@@ -23,7 +23,7 @@ from protofleet.federation.server import Server
 from protofleet.federation.settings import load_config
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
-from protofleet.wire.transfer import transfer_id
+from protofleet.wire.transfers.transfer import transfer_id
 
 
 def expected(federation: Path, run_dir: Path, data: Path) -> Evidence:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from protofleet.wire.broker_access import BrokerAccess
+    from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _Command = Callable[..., Any]
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -99,7 +99,7 @@ class GivenBroker:
             UsageError: options beside the URL, without it.
             InputError: as ``over``.
         """
-        from protofleet.wire.broker_access import BrokerAccess
+        from protofleet.wire.mqtt.broker_access import BrokerAccess
 
         if self.url is not None:
             return self.over(BrokerAccess(url=self.url))
@@ -156,7 +156,7 @@ def _without_password(url: str) -> str:
         InputError: others can see the password, and the broker is not this machine's own.
     """
     from protofleet.errors import InputError
-    from protofleet.wire.broker_access import PASSWORD_VARIABLE, BrokerAccess, BrokerAddress
+    from protofleet.wire.mqtt.broker_access import PASSWORD_VARIABLE, BrokerAccess, BrokerAddress
 
     access, password = BrokerAccess(url=url).split_password()
     if password is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protofleet.coordinator.root_link import RootAccess
+    from protofleet.coordinator.cells.root_link import RootAccess
     from protofleet.federation.settings import FederationConfig
 
 
@@ -13,12 +13,12 @@ def root_access(config: FederationConfig, cell: int | None) -> RootAccess | None
     """The enrolment of a cell with its root, in a store of its own; None: without keys."""
     if cell is None or config.keys is None:
         return None
-    from protofleet.coordinator.root_link import RootAccess
+    from protofleet.coordinator.cells.root_link import RootAccess
     from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
     from protofleet.errors import InputError
     from protofleet.federation.cells import cell_name, root_store
     from protofleet.printable import shell_word
-    from protofleet.wire.device_protection import DeviceProtection
+    from protofleet.wire.trust.device_protection import DeviceProtection
 
     store = root_store(config, cell)
     enrolment, credentials = load_enrolment(store / FOLDER), open_credentials(store / FOLDER)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from protofleet.coordinator.events import Sink
-from protofleet.coordinator.run import Serving
-from protofleet.coordinator.storage import serve
+from protofleet.coordinator.process.run import Serving
+from protofleet.coordinator.process.storage import serve
 from protofleet.errors import ProtofleetError
 from protofleet.federation.settings import FederationConfig
 from protofleet.threads import prepare_records

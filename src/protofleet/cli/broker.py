@@ -230,7 +230,7 @@ def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
 
 def _ending(folder: Path) -> Iterator[str]:
     """Certificates that end within thirty days, or have ended."""
-    from protofleet.coordinator.expiry import AHEAD_S, broker_expirations
+    from protofleet.coordinator.process.expiry import AHEAD_S, broker_expirations
 
     now_s = time.time()
     for one in broker_expirations(folder):
@@ -334,7 +334,7 @@ def _target(
     from protofleet.broker.probe import Credential
     from protofleet.broker.trial import trial_accounts
     from protofleet.errors import InputError
-    from protofleet.wire.broker_access import BrokerAccess
+    from protofleet.wire.mqtt.broker_access import BrokerAccess
 
     path = Path(target)
     if path.is_dir():

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import CoordinatorEvent, Sink
-    from protofleet.coordinator.run import Serving, Succession
+    from protofleet.coordinator.process.backup import BackupList
+    from protofleet.coordinator.process.run import Serving, Succession
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
 
@@ -80,8 +80,8 @@ def run(
     start_logging()
     from protofleet.cli._several import Served, serve_all
     from protofleet.coordinator.events import Failed
-    from protofleet.coordinator.run import Succession
-    from protofleet.coordinator.storage import serve
+    from protofleet.coordinator.process.run import Succession
+    from protofleet.coordinator.process.storage import serve
 
     if cell is not None and len(files) > 1:
         raise click.UsageError("--cell: give one FILE, whose cell it is")
@@ -113,7 +113,7 @@ def run(
 def _opener(
     config: FederationConfig, sink: Sink, succession: Succession, cell: int | None
 ) -> Callable[[], AbstractContextManager[Serving]]:
-    from protofleet.coordinator.run import open_service
+    from protofleet.coordinator.process.run import open_service
 
     to_root = partial(root_access, config, cell)
     return partial(open_service, config, sink, succession, cell=cell, to_root=to_root)
@@ -265,7 +265,7 @@ def backup(
     ARCHIVE is as secret as the run folder: readable by you alone. The federation file, the bundle,
     test data and the federation's keys are no part of it.
     """
-    from protofleet.coordinator.backup import back_up
+    from protofleet.coordinator.process.backup import back_up
 
     listed = back_up(_of_cell(file, cell).run_dir, archive, keys=not without_keys)
     _tell_backup(listed, f"'{archive}': backup", as_json=as_json)
@@ -288,7 +288,7 @@ def restore(
 
     Every file is checked before any is in place.
     """
-    from protofleet.coordinator import backup as backups
+    from protofleet.coordinator.process import backup as backups
 
     config = _of_cell(file, cell)
     listed = backups.restore(

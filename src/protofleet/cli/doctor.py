@@ -17,7 +17,7 @@ from protofleet.printable import printable
 
 if TYPE_CHECKING:
     from protofleet.doctor import Diagnosis, Subject
-    from protofleet.wire.broker_access import BrokerAccess
+    from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}

@@ -20,9 +20,9 @@ from protofleet.cli._verbosity import start_logging
 from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
-    from protofleet.coordinator.members import Members
-    from protofleet.wire.broker_access import BrokerAccess
-    from protofleet.wire.enrolment import Invitation
+    from protofleet.coordinator.membership.members import Members
+    from protofleet.wire.mqtt.broker_access import BrokerAccess
+    from protofleet.wire.trust.enrolment import Invitation
 
 _PATH = click.Path(path_type=Path)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
@@ -116,8 +116,8 @@ def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how:
     device that is enrolled already, the invitation gives it a new key; the old one counts until
     the new one is used. Without a NAME, it answers devices that were invited before.
     """
-    from protofleet.coordinator.invitations import name_to_invite_for
-    from protofleet.coordinator.members import Members
+    from protofleet.coordinator.membership.invitations import name_to_invite_for
+    from protofleet.coordinator.membership.members import Members
 
     start_logging(quiet=True)
     if not names:
@@ -141,7 +141,7 @@ def rotate(names: tuple[str, ...], *, federation_key: bool, keys: Path, **how: A
     old key signs that it hands over to the new one, and is removed; enrolled devices follow by
     themselves.
     """
-    from protofleet.coordinator.members import Members
+    from protofleet.coordinator.membership.members import Members
     from protofleet.errors import InputError
 
     start_logging(quiet=True)
@@ -184,7 +184,7 @@ def enroll(
     """
     from protofleet.edge.enrolment import EnrolOptions, enrol
     from protofleet.edge.state.stores import default_store
-    from protofleet.wire.enrolment import Invitation
+    from protofleet.wire.trust.enrolment import Invitation
 
     start_logging(quiet=True)
     found = Invitation.parse(sys.stdin.read() if invitation == "-" else invitation)
@@ -218,8 +218,8 @@ def list_(keys: Path, *, as_json: bool) -> None:
     """
     import msgspec
 
-    from protofleet.coordinator.invitations import standings
-    from protofleet.coordinator.members import Members
+    from protofleet.coordinator.membership.invitations import standings
+    from protofleet.coordinator.membership.members import Members
     from protofleet.signatures import fingerprint
 
     with Members.open(keys) as members:
@@ -250,9 +250,9 @@ def revoke(names: tuple[str, ...], *, keys: Path) -> None:
 
     Ends their grants, invitations and broker accounts; a running coordinator hears of it.
     """
-    from protofleet.coordinator.invitations import own_broker
-    from protofleet.coordinator.invitations import revoke as end
-    from protofleet.coordinator.members import Members
+    from protofleet.coordinator.membership.invitations import own_broker
+    from protofleet.coordinator.membership.invitations import revoke as end
+    from protofleet.coordinator.membership.members import Members
     from protofleet.errors import InputError
 
     with Members.open(keys) as members:
@@ -279,8 +279,8 @@ def _invite(
     qr: bool | None,
     as_json: bool,
 ) -> None:
-    from protofleet.coordinator.invitations import find_meeting
-    from protofleet.coordinator.invitations import invite as make
+    from protofleet.coordinator.membership.invitations import find_meeting
+    from protofleet.coordinator.membership.invitations import invite as make
 
     if accounts and broker is None:
         raise click.UsageError("--accounts is for --broker; the folder's own broker gets them")
@@ -301,7 +301,7 @@ def _answer_open(
     members: Members, *, broker: BrokerAccess | None, wait: bool, as_json: bool, **_: Any
 ) -> None:
     """Answer devices that were invited before."""
-    from protofleet.coordinator.invitations import find_meeting
+    from protofleet.coordinator.membership.invitations import find_meeting
     from protofleet.errors import InputError
 
     now = time.time()
@@ -344,7 +344,7 @@ def _answer(
     members: Members, access: BrokerAccess, names: tuple[str, ...], *, as_json: bool
 ) -> None:
     """Answer until every invitation of ``names`` was taken or is over."""
-    from protofleet.coordinator.enrolment import EnrolmentService
+    from protofleet.coordinator.membership.enrolment import EnrolmentService
     from protofleet.errors import InputError
 
     waiting, failed = set(names), set[str]()

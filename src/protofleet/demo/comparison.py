@@ -29,8 +29,8 @@ from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job
 from protofleet.experiments.runner import run_job
 from protofleet.experiments.store import MethodResult, run_folder
+from protofleet.federation.outcomes.scores import round_scores
 from protofleet.federation.records import RunRecord, Scores, load_record
-from protofleet.federation.scores import round_scores
 from protofleet.report import ComparedMethod
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import Evaluation, Score

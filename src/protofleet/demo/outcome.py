@@ -13,7 +13,7 @@ from rich.table import Table
 
 from protofleet.bundle import Bundle
 from protofleet.edge.state.store import read_personal
-from protofleet.federation.outcome import beside_alone
+from protofleet.federation.outcomes.outcome import beside_alone
 from protofleet.federation.records import DeviceRecord, RunRecord, Scores, save_record
 from protofleet.report import (
     ComparedMethod,

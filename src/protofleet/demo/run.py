@@ -34,7 +34,7 @@ from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
 from protofleet.report import ComparedMethod
 from protofleet.settings import to_toml
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _BUNDLE, _OTHER = "bundle.pfb", "comparison"
 _DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result

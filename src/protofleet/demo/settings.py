@@ -9,7 +9,7 @@ import msgspec
 
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _FILE = "demo.json"
 

@@ -32,12 +32,12 @@ from protofleet.doctor.machine import behind, beside
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.subjects import BrokerSubject
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.broker_access import BrokerAccess, peer_certificate, unchecked_tls
-from protofleet.wire.chunks import MAX_PACKET_BYTES
-from protofleet.wire.identity import SIGNATURE_BYTES
 from protofleet.wire.messages import LeaseRecord
-from protofleet.wire.signed_records import is_signed
+from protofleet.wire.mqtt.broker_access import BrokerAccess, peer_certificate, unchecked_tls
 from protofleet.wire.topics import COORDINATOR, PREFIX, is_retained
+from protofleet.wire.transfers.chunks import MAX_PACKET_BYTES
+from protofleet.wire.trust.identity import SIGNATURE_BYTES
+from protofleet.wire.trust.signed_records import is_signed
 
 _SOON = dt.timedelta(days=30)
 _DAY = dt.timedelta(days=1)
@@ -293,7 +293,7 @@ def _lease(message: Heard) -> LeaseRecord | None:
 def _clock(subject: BrokerSubject) -> Iterator[Observation]:
     """Against the clock of a coordinator that renews its lease now, else against its last words.
 
-    A lease's epoch is the second in which a coordinator took it (``coordinator/lease.py``).
+    A lease's epoch is the second in which a coordinator took it (``coordinator/process/lease.py``).
     """
     name = subject.federation or "+"
     with BrokerProbe(_place(subject), _account_of(subject)) as probe:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from protofleet.coordinator.expiry import expirations
 from protofleet.coordinator.ledger import LEDGER
 from protofleet.coordinator.ledger.queries import read_identity
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.members import Members
+from protofleet.coordinator.process.expiry import expirations
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.doctor.observations import Check, Observation, ok, problem, warning
 from protofleet.doctor.run_folder import examine_ledger, examine_results

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from protofleet.coordinator.ledger import LEDGER
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 
 @dataclass(frozen=True, slots=True)

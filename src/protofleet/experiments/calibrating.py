@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from protofleet.experiments._worker import WorkerSpec, WorkerTask
 from protofleet.experiments.run import Job
 from protofleet.experiments.workers import OpenWorkers, Workers
-from protofleet.federation.calibration import (
+from protofleet.federation.client import RoundConfig
+from protofleet.federation.coding import decode_update, largest_blob
+from protofleet.federation.outcomes.calibration import (
     RATIOS,
     Calibration,
     check_ratios,
@@ -20,8 +22,6 @@ from protofleet.federation.calibration import (
     forms_of,
     ladder_of,
 )
-from protofleet.federation.client import RoundConfig
-from protofleet.federation.coding import decode_update, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding

@@ -32,9 +32,9 @@ from protofleet.experiments.claim_registry import SCORES, Comparison, MeasureNam
 from protofleet.experiments.config import Dynamic, ScoreSettings, Section, Select
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import quoted_scores, score_of, trained
-from protofleet.federation.intervals import half_interval
+from protofleet.federation.outcomes.intervals import half_interval
+from protofleet.federation.outcomes.scores import last_scores
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.federation.scores import last_scores
 
 Verdict = Literal["reproduced", "refuted", "not decided", "too few seeds", "not measured"]
 CONFIDENCE = 0.95

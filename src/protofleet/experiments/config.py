@@ -16,7 +16,7 @@ from protofleet.datasets.federate import Natural, Partition, Split, Stratified
 from protofleet.datasets.joining import JoinClasses
 from protofleet.errors import InputError
 from protofleet.experiments.attacks import Hostile
-from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
     AggregationSettings,

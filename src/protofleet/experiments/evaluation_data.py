@@ -6,7 +6,7 @@ import numpy as np
 
 from protofleet.experiments.prepare import PreparedData
 from protofleet.experiments.store import EvaluationData
-from protofleet.federation.scores import round_scores
+from protofleet.federation.outcomes.scores import round_scores
 from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import Evaluation
 

@@ -34,7 +34,6 @@ from protofleet.experiments.progress import (
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
 from protofleet.experiments.workers import OpenWorkers, Workers
-from protofleet.federation.calibration import Calibration, with_rate
 from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
@@ -44,11 +43,12 @@ from protofleet.federation.coding import (
     to_evaluation,
     update_baseline,
 )
-from protofleet.federation.early_stopping import EarlyEnd, EarlyStopping
-from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
+from protofleet.federation.outcomes.calibration import Calibration, with_rate
+from protofleet.federation.outcomes.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import ClientCosts, RoundRecord
-from protofleet.federation.schedule import (
+from protofleet.federation.schedules.early_stopping import EarlyEnd, EarlyStopping
+from protofleet.federation.schedules.schedule import (
     CloseRound,
     DeviceAppeared,
     Finish,

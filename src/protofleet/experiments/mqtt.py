@@ -16,7 +16,7 @@ from protofleet.coordinator.ledger.queries import counted_updates, opened_ledger
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
-from protofleet.federation.calibration import lacks_rate, with_rate
+from protofleet.federation.outcomes.calibration import lacks_rate, with_rate
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import ClientCosts, RoundRecord, RunRecord, load_record
 from protofleet.federation.settings import FederationConfig, StrategySettings
@@ -24,7 +24,7 @@ from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
 from protofleet.settings import to_toml
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _CONNECT_S = 5.0
 _COMPILED = {"PROTOFLEET_NUMBA": "1"}

@@ -16,7 +16,7 @@ import msgspec
 from protofleet.experiments.claim_results import current_runs, diverged_runs, diverged_seeds
 from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.outcome import Outcome, beside_alone
+from protofleet.federation.outcomes.outcome import Outcome, beside_alone
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
 

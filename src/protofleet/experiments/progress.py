@@ -11,7 +11,7 @@ import msgspec
 from protofleet.durable import write_whole_parts
 from protofleet.errors import InputError, MissingDataError, RefusedError
 from protofleet.experiments._worker import StoredClient
-from protofleet.federation.outcome import OwnerOutcome
+from protofleet.federation.outcomes.outcome import OwnerOutcome
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs

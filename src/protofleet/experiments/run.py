@@ -17,11 +17,11 @@ from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
-from protofleet.federation.early_stopping import NEVER, StopSettings
+from protofleet.federation.outcomes.scores import last_scores, run_scores
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
-from protofleet.federation.schedule_settings import ScheduleSettings
-from protofleet.federation.scores import last_scores, run_scores
+from protofleet.federation.schedules.early_stopping import NEVER, StopSettings
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
     AggregationSettings,
@@ -34,7 +34,7 @@ from protofleet.federation.settings import (
     StrategySettings,
 )
 from protofleet.strategies import build
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _HOUR_S = 3600.0
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none

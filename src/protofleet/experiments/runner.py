@@ -40,7 +40,7 @@ from protofleet.printable import shell_word
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
 from protofleet.strategies.training import DivergedError
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.mqtt.broker_access import BrokerAccess
 
 _LINES = 10
 """Of progress per run where no terminal shows a bar."""

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping
 
 from protofleet.experiments.comparisons import mean_of
-from protofleet.federation.intervals import half_interval
+from protofleet.federation.outcomes.intervals import half_interval
 from protofleet.federation.records import Spread
 
 _PAIRED = 3

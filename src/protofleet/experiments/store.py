@@ -9,10 +9,10 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
-from protofleet.federation.calibration import Calibration
-from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.calibration import Calibration
+from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.federation.records import Metrics, RoundRecord, Scores, save_record
+from protofleet.federation.schedules.early_stopping import EarlyEnd
 
 Engine = Literal["local", "mqtt", "ray"]
 _FILE = "result.json"
@@ -41,8 +41,9 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         engine: what ran it.
         finished: whether all rounds are done.
         rounds: those that are.
-        scores: of the best round (``federation.scores.run_scores``), the final fit being one.
-        last: as each section was scored last (``federation.scores.last_scores``).
+        scores: of the best round (``federation.outcomes.scores.run_scores``), the final fit being
+            one.
+        last: as each section was scored last (``federation.outcomes.scores.last_scores``).
         outcome: what the run has done for the clients' owners so far; None: not told.
         early_end: why it has fewer rounds than it was to have; None: it has them.
         calibration: how its learning rate was chosen; None: its settings have one.

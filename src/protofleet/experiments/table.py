@@ -20,9 +20,9 @@ from protofleet.experiments.config import (
     Select,
 )
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.intervals import half_interval
+from protofleet.federation.outcomes.intervals import half_interval
+from protofleet.federation.outcomes.scores import last_scores, run_scores
 from protofleet.federation.records import RoundRecord, Scores, Spread
-from protofleet.federation.scores import last_scores, run_scores
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
 
@@ -208,9 +208,9 @@ def percent(share: Spread) -> Spread:
 def quoted_scores(run: MethodResult, select: Select) -> Scores:
     """The scores that stand for a run.
 
-    ``best`` chooses among all rounds as ``federation.scores.run_scores``, the final fit being one
-    of them, so that methods with and without one are treated alike; ``last`` is
-    ``federation.scores.last_scores``.
+    ``best`` chooses among all rounds as ``federation.outcomes.scores.run_scores``, the final fit
+    being one of them, so that methods with and without one are treated alike; ``last`` is
+    ``federation.outcomes.scores.last_scores``.
     """
     if select == "best":
         return run_scores(one.scores for one in run.rounds)

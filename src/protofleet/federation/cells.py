@@ -22,11 +22,11 @@ import numpy as np
 
 from protofleet.durable import write_synced
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.calibration import AUTO
 from protofleet.federation.coding import read_update
-from protofleet.federation.early_stopping import NEVER
+from protofleet.federation.outcomes.calibration import AUTO
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import UpdateRecord
+from protofleet.federation.schedules.early_stopping import NEVER
 from protofleet.federation.settings import (
     AggregationSettings,
     CellSettings,

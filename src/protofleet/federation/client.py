@@ -14,14 +14,14 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from protofleet.federation.calibration import RATIOS, RateTester, try_rates
 from protofleet.federation.coding import (
     decode_payload,
     encode_update,
     reference_of,
     update_baseline,
 )
-from protofleet.federation.gate import GateEvidence
+from protofleet.federation.outcomes.calibration import RATIOS, RateTester, try_rates
+from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Payload, Strategy, TensorForms, Update

@@ -11,21 +11,27 @@ import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
-from protofleet.federation.buffered import BufferedSchedule
-from protofleet.federation.calibration import AUTO, is_auto, lacks_rate, ladder_of, with_rate
+from protofleet.federation.outcomes.calibration import (
+    AUTO,
+    is_auto,
+    lacks_rate,
+    ladder_of,
+    with_rate,
+)
 from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
-from protofleet.federation.schedule import Schedule
+from protofleet.federation.schedules.buffered import BufferedSchedule
+from protofleet.federation.schedules.schedule import Schedule
+from protofleet.federation.schedules.staleness import Mixing
+from protofleet.federation.schedules.synchronous import SynchronousSchedule
 from protofleet.federation.settings import (
     AggregationSettings,
     CohortSettings,
     FederationConfig,
     StrategySettings,
 )
-from protofleet.federation.staleness import Mixing
 from protofleet.federation.suitability import build_for
-from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator

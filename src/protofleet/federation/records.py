@@ -15,13 +15,13 @@ import numpy as np
 
 from protofleet.durable import replace_by_parts, replace_whole
 from protofleet.errors import InputError, MissingDataError
-from protofleet.federation.calibration import Calibration
-from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.calibration import Calibration
+from protofleet.federation.outcomes.outcome import Outcome
+from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

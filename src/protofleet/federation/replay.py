@@ -19,8 +19,8 @@ from protofleet.federation.coding import (
     PayloadEncoder,
     update_baseline,
 )
+from protofleet.federation.schedules.staleness import late_name
 from protofleet.federation.server import Server
-from protofleet.federation.staleness import late_name
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.wire.codecs import Coding

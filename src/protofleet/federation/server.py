@@ -21,11 +21,11 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.noise import Noise, SeedFn, new_seed
+from protofleet.federation.outcomes.scores import round_scores
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import EvaluationRecord, PrivacyRecord, Scores, UpdateRecord
-from protofleet.federation.scores import round_scores
+from protofleet.federation.schedules.staleness import difference
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
-from protofleet.federation.staleness import difference
 from protofleet.strategies.aggregation import Clipped, clipped
 from protofleet.strategies.types import ServerState, ServerTools, Updates
 from protofleet.tensors import Tensors

@@ -11,15 +11,15 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
-from protofleet.federation.early_stopping import StopSettings
-from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.schedules.early_stopping import StopSettings
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.section import Amount
 from protofleet.federation.section import Section as _Settings
 from protofleet.federation.section import check as _check
 from protofleet.federation.section import check_amount as _check_amount
 from protofleet.settings import explain, read_toml
-from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import DOWN, RAW, UP, ZLIB, Codec
+from protofleet.wire.mqtt.broker_access import BrokerAccess, broker_as_table
 
 Selection = Literal["random", "least_recent", "strategy"]
 """Who is invited where not all are; ``CohortSettings``."""

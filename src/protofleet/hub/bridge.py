@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from starlette.responses import PlainTextResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
+from protofleet.wire.mqtt.broker_access import BrokerAccess, BrokerAddress
 
 SUBPROTOCOL = "mqtt"
 MAX_FRAME_BYTES = 256 * 1024

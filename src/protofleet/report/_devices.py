@@ -10,7 +10,7 @@ from protofleet.federation.records import DeviceRecord, RunRecord
 from protofleet.report.details import Confusion, Details
 from protofleet.report.device_scores import RoundScore
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.wire.usage import FIGURES
+from protofleet.wire.mqtt.usage import FIGURES
 
 _WIDTH, _HEIGHT = 88, 22
 """Of a curve, in pixels."""

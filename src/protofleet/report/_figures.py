@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from protofleet.federation.calibration import Calibration
+from protofleet.federation.outcomes.calibration import Calibration
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
 from protofleet.report.comparison import ComparedMethod
 from protofleet.report.details import Latencies, Prototypes

@@ -13,6 +13,7 @@ import jinja2
 
 from protofleet import units
 from protofleet.durable import replace_whole
+from protofleet.federation.outcomes.trouble import troubles
 from protofleet.federation.records import (
     Metrics,
     PrivacyRecord,
@@ -21,7 +22,6 @@ from protofleet.federation.records import (
     Spread,
     load_record,
 )
-from protofleet.federation.trouble import troubles
 from protofleet.report import _figures
 from protofleet.report._devices import device_table, shares
 from protofleet.report.comparison import ComparedRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.federation.records import RunRecord, Scores
 
 

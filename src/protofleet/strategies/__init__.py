@@ -9,7 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from protofleet.errors import InputError
-from protofleet.strategies import (
+from protofleet.strategies.methods import (
     apfl,
     apple,
     cdfl,

@@ -11,11 +11,8 @@ from typing import ClassVar, Self
 import msgspec
 
 from protofleet.errors import RefusedError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.carousel import Carousels
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Endpoint, on_disk
-from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
@@ -23,10 +20,13 @@ from protofleet.wire.messages import (
     Task,
     TransferOffer,
 )
-from protofleet.wire.protection import Plain
-from protofleet.wire.sender import Sender
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Link, LinkOptions
 from protofleet.wire.topics import Channel, Topics
-from protofleet.wire.transfer import Lane, Limits, Source, describe
+from protofleet.wire.transfers.carousel import Carousels
+from protofleet.wire.transfers.sender import Sender
+from protofleet.wire.transfers.transfer import Lane, Limits, Source, describe
+from protofleet.wire.trust.protection import Plain
 
 
 class CoordinatorEndpoint(Endpoint):

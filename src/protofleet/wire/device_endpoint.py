@@ -26,22 +26,22 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from protofleet.errors import RefusedError
-from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.carousel import shared_version
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Endpoint, on_disk
-from protofleet.wire.link import Delivery, Disconnected, Link, LinkEvent, LinkOptions, Will
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
     Presence,
     TransferOffer,
 )
-from protofleet.wire.protection import Plain
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.signed_records import name_in
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import Delivery, Disconnected, Link, LinkEvent, LinkOptions, Will
 from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
-from protofleet.wire.transfer import Action, Lane, Limits, Received, Source, describe
+from protofleet.wire.transfers.carousel import shared_version
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.transfer import Action, Lane, Limits, Received, Source, describe
+from protofleet.wire.trust.protection import Plain
+from protofleet.wire.trust.signed_records import name_in
 
 MOST_BUNDLE_BYTES = 1 << 30
 """The largest bundle that there is (``docs/bundle.md``)."""

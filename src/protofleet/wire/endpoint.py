@@ -14,19 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from protofleet.errors import InputError, RefusedError, StorageError
-from protofleet.wire.carousel import Carousels
-from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import (
-    Connected,
-    Delivery,
-    Disconnected,
-    Hindered,
-    Link,
-    LinkEvent,
-    Traffic,
-    Woken,
-)
 from protofleet.wire.messages import (
     Announcement,
     BundleOffer,
@@ -37,16 +25,27 @@ from protofleet.wire.messages import (
     Task,
     TransferOffer,
 )
-from protofleet.wire.protection import Plain
-from protofleet.wire.receiver import Receiver
-from protofleet.wire.sender import Sender
+from protofleet.wire.mqtt.link import (
+    Connected,
+    Delivery,
+    Disconnected,
+    Hindered,
+    Link,
+    LinkEvent,
+    Traffic,
+    Woken,
+)
 from protofleet.wire.topics import (
     RETAINED,
     Channel,
     TopicAddress,
     Topics,
 )
-from protofleet.wire.transfer import (
+from protofleet.wire.transfers.carousel import Carousels
+from protofleet.wire.transfers.chunks import MAX_DATA_BYTES
+from protofleet.wire.transfers.receiver import Receiver
+from protofleet.wire.transfers.sender import Sender
+from protofleet.wire.transfers.transfer import (
     Action,
     Delivered,
     Lane,
@@ -55,6 +54,7 @@ from protofleet.wire.transfer import (
     Rejected,
     Send,
 )
+from protofleet.wire.trust.protection import Plain
 
 _End = TypeVar("_End", Sender | Carousels, Receiver)
 Event = (

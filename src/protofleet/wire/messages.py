@@ -12,7 +12,7 @@ import msgspec
 
 from protofleet.errors import RefusedError
 from protofleet.wire.codecs import Coding
-from protofleet.wire.usage import DeviceUsage
+from protofleet.wire.mqtt.usage import DeviceUsage
 
 PROTOCOL_MINOR = 1
 MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protofleet.wire.chunks import HEADER_BYTES, MAGIC, MIN_DATA_BYTES, TAG_BYTES
+from protofleet.wire.transfers.chunks import HEADER_BYTES, MAGIC, MIN_DATA_BYTES, TAG_BYTES
 
 FAILURE = 0x80
 """Reason codes from here on say that something was not done."""

@@ -53,12 +53,12 @@ const SHARED = JSON.parse(readFileSync(new URL("golden/shared.json", import.meta
 /** Python's modules, and where their constants are here. */
 const MODULES: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
   "wire/messages": messages,
-  "wire/chunks": chunks,
-  "wire/sender": sender,
-  "wire/inbound": inbound,
-  "wire/session": session,
-  "wire/identity": identity,
-  "wire/enrolment": enrolment,
+  "wire/transfers/chunks": chunks,
+  "wire/transfers/sender": sender,
+  "wire/transfers/inbound": inbound,
+  "wire/trust/session": session,
+  "wire/trust/identity": identity,
+  "wire/trust/enrolment": enrolment,
   "tensors/blobs": safetensors,
   "bundle/bundle": bundle,
   "bundle/manifest": manifest,
@@ -68,7 +68,7 @@ const MODULES: Readonly<Record<string, Readonly<Record<string, unknown>>>> = {
   "strategies/scores": tasks,
   "strategies/types": types,
   "strategies/common": common,
-  "federation/calibration": calibration,
+  "federation/outcomes/calibration": calibration,
   "edge/learning/training": programs,
 };
 

@@ -24,9 +24,9 @@ from protofleet.wire.codecs import Codec
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import PeerMessage
-from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Task
-from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.mqtt.link import Connected, Disconnected
+from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
 
 NUM_EXAMPLES = 6
 _STEP = 2.0**-10

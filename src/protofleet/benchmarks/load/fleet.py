@@ -14,10 +14,10 @@ from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.state.journal import Binding
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.watched_link import Watch, WatchedLink
-from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.link import LinkOptions, Will
 from protofleet.wire.messages import encode
+from protofleet.wire.mqtt.broker_access import BrokerAccess
+from protofleet.wire.mqtt.link import LinkOptions, Will
 from protofleet.wire.topics import Channel, Topics
 
 _CONNECTS = 20

@@ -13,12 +13,17 @@ from pathlib import Path
 
 import segno
 
-from protofleet.coordinator.invitations import Standing, find_meeting, own_broker, standings
-from protofleet.coordinator.invitations import invite as make_invitation
-from protofleet.coordinator.invitations import revoke as end_grant
 from protofleet.coordinator.ledger.control import Orders, Wish
 from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
-from protofleet.coordinator.members import Members
+from protofleet.coordinator.membership.invitations import (
+    Standing,
+    find_meeting,
+    own_broker,
+    standings,
+)
+from protofleet.coordinator.membership.invitations import invite as make_invitation
+from protofleet.coordinator.membership.invitations import revoke as end_grant
+from protofleet.coordinator.membership.members import Members
 from protofleet.coordinator.publish import publish as begin_rollout
 from protofleet.coordinator.publish import steer, take_back
 from protofleet.errors import InputError

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from protofleet.coordinator import events
-from protofleet.coordinator.event_log import EVENTS, FORMER_EVENTS, MAX_BYTES
 from protofleet.coordinator.events import from_line
+from protofleet.coordinator.process.event_log import EVENTS, FORMER_EVENTS, MAX_BYTES
 from protofleet.hub.dashboard.records import LoggedEvent
 
 KEPT = 2000

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from protofleet.coordinator.devices.sightings import SightingsReader
 from protofleet.coordinator.ledger import queries
 from protofleet.coordinator.ledger.control import OperatorOrder, is_served, read_order
 from protofleet.coordinator.ledger.device_rows import DeviceRows
@@ -28,27 +29,26 @@ from protofleet.coordinator.ledger.reading import (
 )
 from protofleet.coordinator.ledger.rollout_rows import Rollout, RolloutDevice, RolloutRows
 from protofleet.coordinator.ledger.usage_rows import UsageRows
-from protofleet.coordinator.sightings import SightingsReader
 from protofleet.coordinator.status import operation_now
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.calibration import CalibrationProgress
 from protofleet.federation.coding import to_evaluation
-from protofleet.federation.early_stopping import EarlyEnd
-from protofleet.federation.outcome import Outcome, OwnerOutcome, followed, outcome_of
+from protofleet.federation.outcomes.calibration import CalibrationProgress
+from protofleet.federation.outcomes.outcome import Outcome, OwnerOutcome, followed, outcome_of
 from protofleet.federation.records import (
     EvaluationRecord,
     RoundRecord,
     StatisticRows,
     UpdateRecord,
 )
-from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.schedules.early_stopping import EarlyEnd
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.hub.dashboard.event_stream import EventStream
 from protofleet.hub.dashboard.records import CurrentRound, DeviceView, RunSnapshot
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName
 from protofleet.units import median
-from protofleet.wire.usage import NO_USAGE, DeviceUsage, merged
+from protofleet.wire.mqtt.usage import NO_USAGE, DeviceUsage, merged
 
 _record = msgspec.json.Decoder(UpdateRecord).decode
 _DISK_EVERY_S = 10.0

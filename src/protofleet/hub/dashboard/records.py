@@ -9,11 +9,11 @@ import msgspec
 
 from protofleet.coordinator.events import CoordinatorEvent
 from protofleet.coordinator.ledger.rollout_rows import Rollout, RolloutDevice
-from protofleet.federation.calibration import CalibrationProgress
-from protofleet.federation.outcome import Outcome, OwnerOutcome
+from protofleet.federation.outcomes.calibration import CalibrationProgress
+from protofleet.federation.outcomes.outcome import Outcome, OwnerOutcome
 from protofleet.federation.records import RoundRecord
 from protofleet.tensors import TaskName
-from protofleet.wire.usage import NO_USAGE, DeviceUsage
+from protofleet.wire.mqtt.usage import NO_USAGE, DeviceUsage
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
 /**
- * Tries a ladder of learning rates, as `federation/calibration.py` does: one local round with every rate, without a
+ * Tries a ladder of learning rates, as `federation/outcomes/calibration.py` does: one local round with every rate, without a
  * quarter of the examples, and by how much that changes the loss on them. Which rate is chosen the server says.
  */
 

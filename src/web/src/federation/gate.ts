@@ -1,5 +1,5 @@
 /**
- * The gate: an owner is served a personal model only where the evidence is that it helps, as `federation/gate.py` has it.
+ * The gate: an owner is served a personal model only where the evidence is that it helps, as `federation/outcomes/gate.py` has it.
  *
  * Evidence are the owner's own test examples, on which both models are compared one by one, and what personal models do
  * for other owners, which a task tells: the own gain is shrunk towards theirs (docs/gate.md).

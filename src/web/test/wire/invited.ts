@@ -1,4 +1,4 @@
-/** The federation's side of an enrolment, as `wire/enrolment.py` has it. */
+/** The federation's side of an enrolment, as `wire/trust/enrolment.py` has it. */
 
 import { bigEndian, concat, equal, fromBase64url, toBase64url, utf8 } from "../../src/bytes.ts";
 import { RefusedError } from "../../src/errors.ts";

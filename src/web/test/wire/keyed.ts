@@ -108,7 +108,7 @@ export class ScriptedCoordinator {
     return concat(await sign(key, "announcement", place(this.#topics.announcement, body)), body);
   }
 
-  /** A presence as `wire/protection.py` checks it; null if it answers another process. */
+  /** A presence as `wire/trust/protection.py` checks it; null if it answers another process. */
   async meet(payload: Uint8Array, deviceId: string): Promise<Presence | null> {
     const body = payload.subarray(SIGNATURE_BYTES);
     const presence = decode(body, "presence");

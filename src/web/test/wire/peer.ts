@@ -8,7 +8,7 @@ import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../python.ts";
 
 /** Why tests with the package cannot run; false where they can. */
 export const WITHOUT_PYTHON: string | false =
-  spawnSync(PYTHON, ["-c", "import protofleet.wire.protection"], { env: PYTHON_ENVIRONMENT }).status === 0
+  spawnSync(PYTHON, ["-c", "import protofleet.wire.trust.protection"], { env: PYTHON_ENVIRONMENT }).status === 0
     ? false
     : `${PYTHON} has no protofleet: set PYTHON to an interpreter that has it`;
 

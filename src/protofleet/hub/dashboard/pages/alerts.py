@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from protofleet.coordinator import events
-from protofleet.coordinator.expiry import expirations
+from protofleet.coordinator.process.expiry import expirations
 from protofleet.errors import ProtofleetError
-from protofleet.federation.trouble import troubles
+from protofleet.federation.outcomes.trouble import troubles
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
 from protofleet.hub.dashboard.watch import WatchedRun

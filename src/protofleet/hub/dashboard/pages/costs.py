@@ -10,7 +10,7 @@ import numpy as np
 from protofleet.hub.dashboard.pages import PageRequest, chart
 from protofleet.hub.dashboard.records import DeviceView
 from protofleet.units import unit_of
-from protofleet.wire.usage import FIGURES, UsageFigure
+from protofleet.wire.mqtt.usage import FIGURES, UsageFigure
 
 _ROWS = 20
 _Cost = tuple[str, str, Callable[[DeviceView], float | None]]

@@ -13,7 +13,7 @@ from protofleet.hub.dashboard.records import DeviceView, LoggedEvent, RunSnapsho
 from protofleet.hub.dashboard.watch import WatchedRun
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.wire.usage import FIGURES, UsageFigure
+from protofleet.wire.mqtt.usage import FIGURES, UsageFigure
 
 _EVENTS = 30
 _LOG_LINES, _LINE_CHARS = 100, 400

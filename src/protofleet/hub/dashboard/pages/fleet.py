@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from protofleet.federation.outcome import Outcome
+from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.hub.dashboard.pages import PageRequest, whole
 from protofleet.hub.dashboard.records import DeviceView
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.wire.usage import FIGURES, UsageFigure
+from protofleet.wire.mqtt.usage import FIGURES, UsageFigure
 
 PER_PAGE = 50
 _ALERT_ORDER = {"refused": 0, "silent": 1, "offline": 2, "unregistered": 3, "held": 4, "online": 5}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protofleet.federation.calibration import CalibrationProgress
+from protofleet.federation.outcomes.calibration import CalibrationProgress
 from protofleet.federation.records import RoundRecord
 from protofleet.hub.dashboard.pages import Lines, PageRequest, chart
 from protofleet.hub.dashboard.prototypes import PrototypeLayer, read_prototypes

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protofleet.coordinator.invitations import Standing
 from protofleet.coordinator.ledger.rollout_rows import STAGES, Rollout
+from protofleet.coordinator.membership.invitations import Standing
 from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot

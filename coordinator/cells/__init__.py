@@ -1,0 +1,1 @@
+"""A root's cells, each a coordinator of its own."""

@@ -1,0 +1,1 @@
+"""Who is there, and what devices say of themselves."""

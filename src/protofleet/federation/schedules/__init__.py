@@ -1,0 +1,1 @@
+"""Which round opens when, for whom, and when it closes: pure state machines."""

@@ -1,6 +1,0 @@
-"""CDFL, with its client, its server and its settings in files of their own."""
-
-from protofleet.strategies.cdfl.settings import CdflSettings
-from protofleet.strategies.cdfl.strategy import DESCRIPTION, build
-
-__all__ = ["DESCRIPTION", "CdflSettings", "build"]

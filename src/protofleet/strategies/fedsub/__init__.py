@@ -1,5 +1,0 @@
-"""FedSub, with its layers, its clusters and its fusion in files of their own."""
-
-from protofleet.strategies.fedsub.strategy import DESCRIPTION, FedSubSettings, build
-
-__all__ = ["DESCRIPTION", "FedSubSettings", "build"]

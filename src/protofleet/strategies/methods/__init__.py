@@ -1,0 +1,1 @@
+"""A file for each strategy, both halves (two of them are folders)."""

@@ -1,0 +1,92 @@
+"""MOON: features are pulled to those of the received model, away from the client's previous ones.
+
+Source: Li, He, Song, "Model-Contrastive Federated Learning" (arXiv:2103.16257), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w^t, w_i^t | ``params/<name>`` | the model's | float32 |
+| z_glob | ``positive`` | (n, d) | float32 |
+| z_prev | ``negative`` | (n, d) | float32 |
+| τ, μ | ``tau``, ``mu`` | () | float |
+
+The training program minimises cross-entropy + μ·l_con; l_con compares the features of the model in
+training with those that the received model and the client's own of its last round give for the same
+examples. Both are computed once a round. A client that has not trained yet has the received model
+as its previous one.
+
+Deviations:
+    - Contrast is on the model's pooled features, without a projection head, as in the comparison of
+      FedAli (arXiv:2411.10595).
+    - The two fixed models see the examples in evaluation batches and with the device's own buffers.
+    - Default optimiser and buffers as in ``fedavg.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+
+from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
+from protofleet.strategies.bounds import Bounds, Weight
+from protofleet.strategies.common import client_model, parse_settings
+from protofleet.strategies.methods import fedavg
+from protofleet.strategies.training import ExampleRows, Fit
+from protofleet.strategies.types import ClientTools, Strategy
+from protofleet.tensors import Model
+
+DESCRIPTION = replace(
+    fedavg.DESCRIPTION,
+    name="moon",
+    paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
+    programs=("moon",),
+    travels=replace(
+        fedavg.DESCRIPTION.travels, personal=("previous model", "buffers of the model")
+    ),
+    tasks=("classification",),
+    reads_features=True,
+)
+
+
+class MoonSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training and the contrastive term.
+
+    Attributes:
+        tau: temperature of the contrast.
+        mu: its weight.
+    """
+
+    tau: Annotated[float, Bounds(1e-6)] = 0.5
+    mu: Weight = 1.0
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """MOON for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, MoonSettings)
+    return fedavg.with_term(DESCRIPTION, chosen, model, _contrast)
+
+
+def _contrast(
+    context: AveragingContext[MoonSettings], received: InitialModel, tools: ClientTools
+) -> Fit:
+    """Eq. 3's constants for every example."""
+    if not len(tools.training.y):
+        return Fit(objective="moon")
+    positive = negative = tools.features(received.network, tools.training.x)
+    if received.state.round_id:
+        negative = tools.features(client_model(context.model, received.state), tools.training.x)
+    scalars = {
+        "tau": np.float32(context.settings.tau),
+        "mu": np.float32(context.settings.mu),
+    }
+
+    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
+        return {"positive": positive[rows], "negative": negative[rows], **scalars}
+
+    return Fit(objective="moon", inputs=inputs)

@@ -1,0 +1,105 @@
+"""SCAFFOLD: control variates take the clients' drift out of their local steps.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning" (ICML 2020, arXiv:1910.06378v4), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| x, y_i | ``params/<name>`` | the model's | float32 |
+| c, c_i; Δc_i | ``control/<name>``; up: ``change/control/<name>`` | the model's | float32 |
+| η, η_g, N | ``optimiser.lr``, ``server.lr``, ``server.population`` | () | float, float, int |
+
+Deviations:
+    - y_i goes up in the place of Δy_i, so that aggregation rules and codecs get parameters.
+    - N is the number of clients that have ever taken part, unless ``server.population`` is more.
+    - Option I leaves out ``weight_decay`` and ``clip_norm``. With ``local_init`` x is the mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from protofleet.errors import InputError
+from protofleet.kernels import control_update
+from protofleet.strategies import averaging
+from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
+from protofleet.strategies.bounds import MOST_LR, Bounds, check_range
+from protofleet.strategies.common import parse_settings, unpack
+from protofleet.strategies.methods import fedavg
+from protofleet.strategies.optimisers import Sgd
+from protofleet.strategies.training import Fit, mean_gradient, refuse_rewritten, train
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
+from protofleet.tensors import Model, TensorMap
+
+DESCRIPTION = replace(
+    fedavg.DESCRIPTION,
+    name="scaffold",
+    paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv:1910.06378",
+    travels=Travels(
+        down=("parameters", "control variate"),
+        up=("parameters", "change of the client's control variate", "number of examples"),
+        personal=("control variate", "buffers of the model"),
+    ),
+    weighted_mean=False,
+)
+_CONTROL = "control/"
+
+
+class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
+    """What the server does with the updates, and of how many clients c is the mean.
+
+    Attributes:
+        population: N; 0, or fewer than have ever taken part: those. Experiments say how many
+            clients they have; a fleet does not know how many devices are still to come.
+    """
+
+    population: Annotated[int, Bounds(0)] = 0
+
+
+class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+    """Local training by plain SGD: of other steps (x - y_i) / (K η) is no gradient.
+
+    Attributes:
+        option: c_i becomes the gradient at x (``"I"``) or the mean one of the steps (``"II"``).
+        server: η_g, N and whether clients count alike.
+    """
+
+    optimiser: Sgd = Sgd()
+    option: Literal["I", "II"] = "II"
+    server: ScaffoldServer = ScaffoldServer()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("optimiser.lr", self.optimiser.lr, low=1e-12, high=MOST_LR)
+        check_range("optimiser.momentum", self.optimiser.momentum, low=0, high=0)
+        if self.option == "I" and self.clip_norm is not None:
+            raise InputError("setting 'clip_norm': option I clips no gradient; use option II")
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """SCAFFOLD for one model; raises InputError for settings that it does not take."""
+    chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
+    extra = averaging.PopulationMean.of_params(model, _CONTROL, chosen.server.population)
+    context = averaging.share_all(DESCRIPTION, chosen, model, extra=extra, server=chosen.server)
+    return averaging.averaging(context, _client_update)
+
+
+def _client_update(
+    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings, layout = context.settings, context.model.params.layout
+    start = initialise(settings, receive(context, state, payload), tools)
+    c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
+    fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
+    trained = train(start.network.copy(), tools.training, settings, fit)
+    new = own.copy()  # Line 12
+    if settings.option == "I" and tools.training.can_train:
+        new = mean_gradient(start.network, tools.training, settings)
+    elif trained.steps:
+        x, y = start.network.params.buffer, trained.network.params.buffer
+        control_update(new.buffer, c.buffer, x, y, steps=trained.steps, lr=settings.optimiser.lr)
+    keep, send = averaging.changed(_CONTROL, own, new)
+    return finish_round(start, trained, tools, context.shared, keep=keep, send=send)

@@ -1,0 +1,1 @@
+"""Blobs in chunks, as the receiver asks for them."""

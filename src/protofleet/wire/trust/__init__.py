@@ -1,0 +1,1 @@
+"""Keys, grants, sessions, and what is signed and sealed with them."""
