@@ -49,7 +49,7 @@ def test_without_a_reason_a_coordinator_loads_no_runtime(tiny):
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from protofleet.coordinator import run\n"
+        "from protofleet.coordinator.process import run\n"
         "from protofleet.federation.server_tools import make_server_tools\n"
         "from protofleet.strategies import build\n"
         "from protofleet.bundle import Bundle\n"
