@@ -210,7 +210,7 @@ def test_a_page_that_was_not_built_is_named(tmp_path, monkeypatch):
         browsers.check_browsers()
 
 
-@pytest.mark.slow(seconds=30)
+@pytest.mark.full_size
 def test_a_browser_trains_beside_the_devices_under_a_name_of_its_own(run, tmp_path):
     try:
         browsers.check_browsers()

@@ -199,7 +199,7 @@ def test_a_checkpoint_is_that_of_everything_that_decides_it(asked):
 
 
 @pytest.mark.data
-@pytest.mark.slow(seconds=20)
+@pytest.mark.full_size
 def test_a_bundle_starts_from_the_encoder_of_a_masked_training_and_keeps_its_head(
     data_root, tmp_path, monkeypatch
 ):

@@ -138,14 +138,16 @@ def _killed_actor():
 def test_local_mqtt_and_ray_give_the_same_scores(ray, run):  # noqa: ARG001 - Ray is there
     """And the engines without a broker the same states; bytes are counted elsewhere over MQTT."""
     states, records = run("local")
-    assert run("ray") == (states, records)
+    rayed = run("ray")
+    assert rayed[0] == states
+    assert rayed[1] == records
     _, wired = run("mqtt")
     assert len(wired) == len(records) == 10
     assert [one.scores for one in wired] == [one.scores for one in records]
     assert [one.update_norms for one in wired] == [one.update_norms for one in records]
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.full_size
 @pytest.mark.timeout(400)
 def test_a_learning_rate_is_chosen_alike_though_an_actor_is_lost_meanwhile(
     ray,  # noqa: ARG001 - Ray is there

@@ -199,7 +199,11 @@ _SMALL: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _SMALL)
+@pytest.mark.parametrize(
+    "name",
+    # ``hart_alp`` has all of ``hart``.
+    [pytest.param(one, marks=pytest.mark.full_size) if one == "hart" else one for one in _SMALL],
+)
 def test_registered_models_pass_parity(name: str, tmp_path: Path) -> None:
     """Small variants: plain ONNX Runtime and the device's runtime with its kernels."""
     torch.manual_seed(3)

@@ -366,7 +366,10 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]]
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.full_size) if one == "hart" else one for one in _MODELS],
+)
 def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
     """Plain ONNX Runtime and the device's runtime, dropout and all.
 
