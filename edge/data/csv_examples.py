@@ -108,6 +108,8 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
     names = list(header) if named else [f"column {k + 1}" for k in range(len(header))]
     told = {LABEL, *manifest.targets}
     values = [name for name in names if name not in told]
+    if named and len(values) == size + 1 and not values[0]:
+        del values[0]  # the index of a table
     channels = preprocessing.channels
     if named and len(channels) == size and set(channels) <= set(values):
         return Table(where, names, manifest, channels)
@@ -126,8 +128,6 @@ def _near_miss(names: Sequence[str], channels: Sequence[str]) -> str:
     """What may be wrong with a first row that does not name the channels; '' if nobody can say."""
     lacking = [name for name in channels if name not in names]
     alike = {name.strip().lower() for name in names} >= {name.lower() for name in channels}
-    if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
-        return "; expected commas between them"
     if lacking and alike:
         return "; small and capital letters differ"
     if 0 < len(lacking) < len(channels):

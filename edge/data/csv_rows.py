@@ -1,16 +1,36 @@
-"""Rows of a CSV from bytes as they come."""
+"""Rows of a text file from bytes as they come, however its writer separates and encodes them.
+
+A first look settles that, at the lines that come first: the encoding (UTF-8, UTF-16, else
+Windows-1252), lines before the table (a logger's, or comments), and what stands between cells:
+tabs, semicolons, commas, bars or blanks. Where it is not a comma, numbers may have decimal commas.
+Behind names the first look waits for the row below them; from there a stream is read as it comes.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from protofleet.errors import InputError
 
+_log = logging.getLogger(__name__)
+
 _BLOCK_BYTES = 1 << 16
 _GAPS = frozenset({"", "na", "null"})
+_COMMENTS = ("#", "%", "//")
+_SEPARATORS = "\t;,|"
+"""In the order in which they are looked for: a comma may be a decimal one."""
+_LOOK_LINES = 40
+"""Lines of which the table's first must be one."""
+_DECIMAL_COMMA = re.compile(r"\s*([+-]?(?:\d{1,3}(?:\.\d{3})+|\d*)),(\d+(?:[eE][+-]?\d+)?)\s*")
+_UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_OTHER = "windows-1252"
 
 
 class ByteStream(Protocol):
@@ -28,6 +48,14 @@ class Row:
     cells: list[str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    text: str
+    whole: bool
+    """Whether a newline ends it."""
+
+
 def is_gap(text: str) -> bool:
     """Whether a cell says that there is no value: empty, or ``NA`` (R) or ``null`` (SQL)."""
     return text.strip().lower() in _GAPS
@@ -43,36 +71,222 @@ def is_value(text: str) -> bool:
 
 
 def row_blocks(stream: ByteStream, where: str) -> Iterator[list[Row]]:
-    """Whole rows as they come, blank lines left out."""
-    rest, line = b"", 0
-    while True:
-        block = stream.read1(_BLOCK_BYTES)
-        *lines, rest = (rest + block).split(b"\n") if block else (rest, b"")
-        try:
-            texts = [one.decode("utf-8-sig" if line == 0 else "utf-8") for one in lines]
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise InputError(
-                f"{where}: expected text in UTF-8, got the byte 0x{byte:02x}; save it as a CSV in "
-                "UTF-8"
-            ) from error
-        found = []
-        for text in texts:
-            line += 1
-            if text.strip():
-                found.append(Row(line, _cells(text, f"{where}, line {line}")))
+    """Whole rows as they come; blank lines, comments and lines before the table are left out.
+
+    Args:
+        stream: its bytes.
+        where: what to call it in a message.
+
+    Raises:
+        InputError: a quote that does not close, or bytes that are no text.
+    """
+    waiting: list[_Line] = []
+    table: _Table | None = None
+    for lines, over in _line_blocks(stream, where):
+        waiting += [one for one in lines if one.text.strip() and not _is_comment(one.text)]
+        table = table or _first_look(waiting, where, over=over)
+        if table is None:
+            continue
+        found = [row for row in map(table.row, waiting) if row is not None]
+        waiting = []
         if found:
             yield found
-        if not block:
-            return
 
 
-def _cells(text: str, where: str) -> list[str]:
+def _is_comment(text: str) -> bool:
+    return text.lstrip().startswith(_COMMENTS)
+
+
+class _Table:
+    """How a text file writes its rows.
+
+    Args:
+        where: what to call it.
+        separator: between cells; a blank stands for any number of them.
+        first: number of the line with which it begins; those before are none of its.
+    """
+
+    def __init__(self, where: str, separator: str, first: int) -> None:
+        self._where, self._separator, self._first = where, separator, first
+        self._columns: int | None = None
+        self._closed = False
+
+    def row(self, line: _Line) -> Row | None:
+        """The row of a line; None: it is none of the table, or was cut off."""
+        if line.number < self._first:
+            return None
+        cells = cells_of(line.text, self._separator, f"{self._where}, line {line.number}")
+        if self._columns is None:
+            # A separator behind the last name, which then stands behind the last value, too.
+            self._closed = len(cells) > 1 and not cells[-1].strip()
+            self._columns = len(cells) - self._closed
+            return Row(line.number, cells[: self._columns])
+        if len(cells) == self._columns + 1 and not cells[-1].strip():
+            cells = cells[:-1]
+        if len(cells) < self._columns and not line.whole:
+            _log.warning(
+                "%s, line %d: the last row is cut off and left out", self._where, line.number
+            )
+            return None
+        return Row(line.number, cells)
+
+
+def _first_look(lines: Sequence[_Line], where: str, *, over: bool) -> _Table | None:
+    """How the table is written, by its first two rows; None: they are not there yet.
+
+    Lines before it have another number of cells than the two that follow; one of names is wanted
+    behind them, since two lines of numbers may well be a table with a row that is wrong.
+    """
+    looked = lines[:_LOOK_LINES]
+    texts = [one.text for one in looked]
+    if looked and _has_values(looked[0], where):
+        separator = _separator_of(texts[0])
+        return _told(_Table(where, separator, looked[0].number), separator, where)
+    if len(looked) < 2 and not over:
+        return None
+    for place, (one, other) in enumerate(pairwise(texts)):
+        separator = _separator_of(one)
+        found = _counted(one, separator)
+        if found < 2 or found != _counted(other, separator):
+            continue
+        if place and _has_values(looked[place], where):
+            break
+        if place:
+            _log.info("%s: %d lines before the table are passed over", where, place)
+        return _told(_Table(where, separator, looked[place].number), separator, where)
+    if not over and len(lines) < _LOOK_LINES:
+        return None
+    first = texts[0] if texts else ""
+    return _told(
+        _Table(where, _separator_of(first), looked[0].number if looked else 1),
+        _separator_of(first),
+        where,
+    )
+
+
+def _has_values(line: _Line, where: str) -> bool:
+    """Whether a row has no names."""
+    cells = cells_of(line.text, _separator_of(line.text), f"{where}, line {line.number}")
+    return all(is_value(cell.strip()) for cell in cells)
+
+
+def _told(table: _Table, separator: str, where: str) -> _Table:
+    if separator != ",":
+        name = {"\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}[separator]
+        _log.info("%s: cells between %s, decimal commas or points", where, name)
+    return table
+
+
+def _separator_of(text: str) -> str:
+    """What stands between the cells of a row; a comma if nothing does."""
+    bare = re.sub(r'"[^"]*"', "", text)
+    found = next((one for one in _SEPARATORS if one in bare), None)
+    if found is not None:
+        return found
+    return " " if len(bare.split()) > 1 and '"' not in text else ","
+
+
+def _counted(text: str, separator: str) -> int:
+    """Cells of a row, without an empty one at its end; 0 if it is none."""
     try:
-        return next(csv.reader([text], strict=True))
+        cells = cells_of(text, separator, "")
+    except InputError:
+        return 0
+    return len(cells) - (len(cells) > 1 and not cells[-1].strip())
+
+
+def cells_of(text: str, separator: str, where: str) -> list[str]:
+    """The cells of a row, numbers with decimal points.
+
+    Raises:
+        InputError: a quote in it does not close.
+    """
+    if separator == " ":
+        return [_with_point(cell) for cell in text.split()]
+    try:
+        cells = next(csv.reader([text], strict=True, delimiter=separator))
     except csv.Error as error:
         what, *_ = str(error).split(" - ")
         raise InputError(
             f"{where}: not a row of a CSV ({what}); expected a newline after each row, and quotes "
             "that close in it"
         ) from error
+    return cells if separator == "," else [_with_point(cell) for cell in cells]
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal comma as one with a point; other text as it is."""
+    found = _DECIMAL_COMMA.fullmatch(cell)
+    return f"{found[1].replace('.', '')}.{found[2]}" if found else cell
+
+
+def _line_blocks(stream: ByteStream, where: str) -> Iterator[tuple[list[_Line], bool]]:
+    """Lines as they come, at least once, and whether those are the last."""
+    decode: Callable[[bytes, bool], str] | None = None
+    rest, number = "", 0
+    while True:
+        block = stream.read1(_BLOCK_BYTES)
+        decode = decode or _decoder(block, where)
+        text = rest + decode(block, not block)
+        *texts, rest = text.split("\n")
+        if not block and rest:
+            texts, rest = [*texts, rest], ""
+        lines = []
+        for k, one in enumerate(texts):
+            number += 1
+            whole = k < len(texts) - 1 or bool(block) or text.endswith("\n")
+            lines.append(_Line(number, one, whole))
+        yield lines, not block
+        if not block:
+            return
+
+
+def _decoder(first: bytes, where: str) -> Callable[[bytes, bool], str]:
+    """Makes text of a file's bytes, as they come; the mark at its beginning is left out."""
+    for mark, name in _UTF_16.items():
+        if first.startswith(mark):
+            found = codecs.getincrementaldecoder(name)("strict")
+            return _Marked(found, where).decode
+    return _Marked(codecs.getincrementaldecoder("utf-8")("strict"), where).decode
+
+
+class _Marked:
+    """A decoder whose first character may be a byte order mark, and that has another to turn to.
+
+    What is no UTF-8 is taken as Windows-1252, as spreadsheets of the West write it.
+    """
+
+    def __init__(self, decoder: codecs.IncrementalDecoder, where: str) -> None:
+        self._decoder, self._where = decoder, where
+        self._begun = self._turned = False
+
+    def decode(self, block: bytes, final: bool) -> str:  # noqa: FBT001 - as of ``codecs``
+        """The text of more bytes."""
+        pending, _ = self._decoder.getstate()
+        try:
+            text = self._decoder.decode(block, final)
+        except UnicodeDecodeError as error:
+            text = self._other(pending + block, final, error)
+        if text and not self._begun:
+            self._begun = True
+            text = text.removeprefix("\ufeff")
+        return text
+
+    def _other(self, data: bytes, final: bool, error: UnicodeDecodeError) -> str:  # noqa: FBT001
+        byte = error.object[error.start] if error.start < len(error.object) else 0
+        refused = InputError(
+            f"{self._where}: expected text in UTF-8, got the byte 0x{byte:02x}; save it as a CSV "
+            "in UTF-8"
+        )
+        if self._turned or b"\0" in data:
+            raise refused from error
+        self._turned = True
+        _log.warning(
+            "%s: not UTF-8 (the byte 0x%02x); taken as %s: names and labels with other letters "
+            "than English ones may be wrong",
+            self._where,
+            byte,
+            _OTHER,
+        )
+        self._decoder = codecs.getincrementaldecoder(_OTHER)("replace")
+        return self._decoder.decode(data, final)

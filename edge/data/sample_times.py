@@ -102,14 +102,19 @@ def rising_column(names: Iterable[str], column: Callable[[str], Sequence[str]]) 
         names: of the columns that nothing else uses.
         column: the cells of one.
     """
-    return next((name for name in names if _rises(column(name))), None)
+    return next((name for name in names if _rises(column(name), named=bool(name))), None)
 
 
-def _rises(cells: Sequence[str]) -> bool:
-    """Never back, and forward in at least every other row: samples may share a clock's tick."""
+def _rises(cells: Sequence[str], *, named: bool) -> bool:
+    """Never back, and forward in at least every other row: samples may share a clock's tick.
+
+    A column without a name that counts is the index of a table.
+    """
     try:
         steps = np.diff([to_time(cell.strip()) for cell in cells])
     except (ValueError, OverflowError):
+        return False
+    if not named and np.all(steps == 1):
         return False
     return (
         len(cells) >= _LEAST_ROWS

@@ -132,7 +132,6 @@ def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
     [
         ("time_s,ax", "0,1", r"got the columns time_s, ax; it lacks ay$"),
         ("Time_s,AX,AY", "0,1,2", r"small and capital letters differ$"),
-        ("time_s;ax;ay", "0;1;2", r"got the columns time_s;ax;ay; expected commas between them$"),
         ("time_s,ax,ay", "0,1,2\n0.1,1,2", r"a window, 8 at 10 Hz, got 2$"),
         ("time_s,ax,ay", "5,1,2\n4,1,2\n3,1,2", r"got 5, 4, 3, …; sort the rows by 'time_s'$"),
     ],
@@ -222,9 +221,102 @@ def test_windows_of_too_few_readings_are_left_out_and_told_while_the_stream_is_o
     assert "samples that were not used: 23 interpolated windows" in caplog.text
 
 
-def test_another_encoding_is_named(sensor):
-    with pytest.raises(InputError, match="expected text in UTF-8, got the byte 0xdf"):
-        list(read_csv(io.BytesIO("Straße,1\n".encode("latin-1")), "data", sensor))
+_TIMES, _VALUES = _samples(10.0, 5.0)
+_PLAIN = _csv(_TIMES, _VALUES, ["class1"] * 50)
+
+
+def _with_commas(text: str) -> str:
+    """As a spreadsheet of a country with decimal commas writes it."""
+    return text.replace(",", ";").replace(".", ",")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (_PLAIN.encode("utf-8-sig"), ""),
+        (_PLAIN.encode("utf-16"), ""),
+        (b"\xfe\xff" + _PLAIN.encode("utf-16-be"), ""),
+        (_PLAIN.replace("\n", "\r\n").encode(), ""),
+        (_with_commas(_PLAIN).encode(), "semicolons"),
+        (_PLAIN.replace(",", "\t").encode(), "tabs"),
+        (_PLAIN.replace(",", "|").encode(), "bars"),
+        (_PLAIN.replace(",", "   ").encode(), "blanks"),
+        (_PLAIN.replace("\n", ",\n").encode(), ""),
+        (_PLAIN.replace("\n", ",\n").replace("label,", "label", 1).encode(), ""),
+        (f"# logger 2.1\n# 2024-05-01\n\n{_PLAIN}".encode(), ""),
+        (f"Recorded by a logger\nstart,12:00,Mode,3,x\n{_PLAIN}".encode(), "2 lines before"),
+        (f"{_PLAIN}5.0,0.1".encode(), "line 52: the last row is cut off"),
+        (
+            _PLAIN.replace("\n", ",Stra\xdfe\n")
+            .replace("label,Straße", "label,road", 1)
+            .encode("latin-1"),
+            "not UTF-8 (the byte 0xdf)",
+        ),
+    ],
+    ids=[
+        "mark",
+        "utf16",
+        "utf16-be",
+        "crlf",
+        "semicolons",
+        "tabs",
+        "bars",
+        "blanks",
+        "closed",
+        "closed but for the names",
+        "comments",
+        "logger's lines",
+        "cut off",
+        "latin1",
+    ],
+)
+def test_a_table_is_read_however_it_is_written(sensor, caplog, data, said):
+    caplog.set_level("INFO")
+    found = list(read_csv(io.BytesIO(data), "data", sensor))
+    plain = _read(_PLAIN, sensor)
+    for name in ("x", "y", "start_s"):
+        one, other = (
+            np.concatenate([getattr(block, name) for block in blocks]) for blocks in (found, plain)
+        )
+        np.testing.assert_array_equal(one, other)
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        ("1,5", 1.5),
+        ("-0,25", -0.25),
+        ("1.234,5", 1234.5),
+        (",5", 0.5),
+        ("2,5e-3", 0.0025),
+        ("3.5", 3.5),
+        ("12", 12),
+    ],
+)
+def test_a_decimal_comma_is_a_point_where_no_comma_stands_between_cells(manifest, cell, number):
+    (found,) = list(read_csv(io.BytesIO(f"{cell};0;0;0\n".encode()), "data", manifest))
+    assert found.x[0][0] == number
+
+
+def test_the_index_of_a_table_is_neither_a_time_nor_a_number_of_an_example(sensor, manifest):
+    lines = _PLAIN.splitlines()
+    indexed = [f",{lines[0]}", *(f"{k},{line}" for k, line in enumerate(lines[1:]))]
+    found, plain = (
+        np.concatenate([one.x for one in _read(text, sensor)])
+        for text in ("\n".join(indexed), _PLAIN)
+    )
+    np.testing.assert_array_equal(found, plain)
+    untimed = [f"{k},{line.partition(',')[2]}" for k, line in enumerate(lines[1:])]
+    found = np.concatenate([one.x for one in _read("\n".join([",ay,ax,label", *untimed]), sensor)])
+    np.testing.assert_allclose(found, plain, atol=1e-5)
+    (found,) = _read(",a,b,c,d,label\n0,1,2,3,4,class1\n1,5,6,7,8,class2\n", manifest)
+    assert found.x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_bytes_that_are_no_text_are_refused(sensor):
+    with pytest.raises(InputError, match="expected text in UTF-8, got the byte 0x"):
+        list(read_csv(io.BytesIO(b"PK\x03\x04\xff\x00\x00\xd8,1\n2,3\n"), "data", sensor))
 
 
 def test_times_in_milliseconds_and_none_at_all_give_the_same(sensor):
