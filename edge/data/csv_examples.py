@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
+from protofleet.edge.data.columns import LABEL, Columns, columns_of
 from protofleet.edge.data.csv_rows import ByteStream, Row, is_value, row_blocks
 from protofleet.edge.data.csv_stream import SampleStream
-from protofleet.edge.data.csv_table import LABEL, Table, unknown
+from protofleet.edge.data.csv_table import Table, unknown
 from protofleet.edge.data.intake import Window
 from protofleet.errors import InputError
 
@@ -80,13 +81,17 @@ def read_csv(
     header = [cell.strip() for cell in first[0].cells]
     named = any(not is_value(cell) for cell in header)
     blocks = chain([first[1:] if named else first], rows)
+    columns = Columns(names=header)
+    if named:
+        columns = columns_of(header, manifest, where, time=time)
+        header = columns.names
     if named and _is_stream(header, manifest.preprocessing):
         if time is not None and time not in header:
             raise InputError(
                 f"{where}: --time: expected one of the columns {', '.join(header)[:200]}, got "
                 f"'{time}'"
             )
-        table = Table(where, header, manifest, time=time)
+        table = Table(where, columns, manifest)
         return _windows(table, blocks, manifest.preprocessing, rate_hz)
     if time is not None:
         raise InputError(
@@ -112,7 +117,7 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
         del values[0]  # the index of a table
     channels = preprocessing.channels
     if named and len(channels) == size and set(channels) <= set(values):
-        return Table(where, names, manifest, channels)
+        return Table(where, Columns(names=names), manifest, channels)
     if len(values) != size or (named and len(channels) == size):
         by_name = f"a first row that names the columns {', '.join(channels)} of sensor samples, or "
         shape = f"channels {', '.join(channels)}" if channels else "input"
@@ -121,7 +126,7 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
             f"numbers of an example in each row ({shape} {preprocessing.input_shape}), got the "
             f"columns {', '.join(values)[:200]}{_near_miss(names, channels)}"
         )
-    return Table(where, names, manifest, values)
+    return Table(where, Columns(names=names), manifest, values)
 
 
 def _near_miss(names: Sequence[str], channels: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
+from protofleet.edge.data.columns import LABEL, Columns
 from protofleet.edge.data.csv_rows import Row, is_gap
 from protofleet.edge.data.sample_times import (
     SECONDS,
@@ -23,9 +24,6 @@ from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
-
-LABEL = "label"
-"""The column of classes."""
 
 
 def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
@@ -61,43 +59,47 @@ class Table:
 
     Args:
         where: what to call it.
-        header: names of all columns.
+        columns: what they are.
         manifest: the bundle's.
         values: names of the columns that hold numbers of the model's input; None: its channels.
-        time: the column of times, whatever it is called; None: one of a known name.
     """
 
     def __init__(
         self,
         where: str,
-        header: Sequence[str],
+        columns: Columns,
         manifest: Manifest,
         values: Sequence[str] | None = None,
-        *,
-        time: str | None = None,
     ) -> None:
+        header, time = columns.names, columns.time
         self.where = where
         self._header = header
         names = manifest.preprocessing.channels if values is None else values
-        used = {*names, LABEL, *manifest.targets, *SECONDS, *([time] if time else [])}
+        used = {*names, LABEL, *manifest.targets, *SECONDS, *([time.name] if time else [])}
         if twice := sorted(name for name in used if header.count(name) > 1):
             raise InputError(f"{where}: expected one column '{twice[0]}', got several")
         self.columns = [header.index(name) for name in names]
+        self._factors = np.array([columns.factors.get(name, 1.0) for name in names])
         self._label = header.index(LABEL) if LABEL in header else None
         self._labels = _Labels(manifest.classes)
         self.manifest = manifest
         told = manifest.targets and set(manifest.targets) <= set(header)
         self._targets = [header.index(name) for name in manifest.targets] if told else []
-        self.time = time or next((name for name in SECONDS if name in header), None)
-        self._time = header.index(self.time) if self.time else None
-        self.unit_s = SECONDS.get(self.time or "")
+        self.time = time.name if time else None
+        self._time = header.index(time.name) if time else None
+        self._is_sure = time is None or time.is_given
+        self.unit_s = time.unit_s if time else None
         """Seconds of a unit of ``time``; None: its steps tell."""
         self._others = {name: k for k, name in enumerate(header) if name not in used}
 
     def values(self, rows: Sequence[Row]) -> NDArray[np.float64]:
         """``(rows, columns)``; a cell without a value is NaN."""
         made = [[self._number(row, column) for column in self.columns] for row in rows]
-        return np.array(made, np.float64).reshape(len(rows), len(self.columns))
+        found: NDArray[np.float64] = np.array(made, np.float64).reshape(
+            len(rows), len(self.columns)
+        )
+        found *= self._factors
+        return found
 
     def true_values(self, rows: Sequence[Row]) -> NDArray[Any]:
         """``y`` as in ``Examples``."""
@@ -129,10 +131,13 @@ class Table:
         name, self.unit_s = "seconds", 1.0
         if rate_hz and not dated:
             try:
-                name, self.unit_s = unit_of(step, rate_hz)
+                name, self.unit_s = unit_of(step, rate_hz, sure=self._is_sure)
             except ValueError as error:
                 raise InputError(f"{self.where}: column '{self.time}': {error}") from error
-        _log.info("times in '%s': %s", self.time, "dates" if dated else name)
+        level = (
+            logging.INFO if self._is_sure or (name == "seconds" and not dated) else logging.WARNING
+        )
+        _log.log(level, "times in '%s': %s", self.time, "dates" if dated else name)
 
     def unused_times(self, rows: Sequence[Row]) -> str | None:
         """A column that rises as times do and that nothing uses; None if there is none."""

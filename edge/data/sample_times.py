@@ -10,19 +10,25 @@ differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
 
-SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
-"""Known columns, and how many seconds one of their units has."""
+SECONDS: Mapping[str, float | None] = {"time_s": 1.0, "time": None, "time_ms": 1e-3}
+"""Known columns, and how many seconds one of their units has; None: most often seconds."""
 
 UNITS = "seconds stand in time_s, milliseconds in time_ms"
 """What a column of times has to hold."""
 
-_UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+_UNITS = {
+    "seconds": 1.0,
+    "milliseconds": 1e-3,
+    "microseconds": 1e-6,
+    "nanoseconds": 1e-9,
+    "days": 86_400.0,
+}
 _LEAST_ROWS = 3
 _FAR_BELOW, _FAR_ABOVE = 4, 100
 """Factors by which a stream's rate may differ from the bundle's before its times are doubted."""
@@ -71,7 +77,7 @@ def is_too_slow(rate_hz: float, wanted_hz: float) -> bool:
 
 def unit_hint(column: str, rate_hz: float, wanted_hz: float) -> str:
     """What to do where another unit of a known column's times gives the rate; else ''."""
-    unit_s = SECONDS.get(column)
+    unit_s = SECONDS.get(column) or (1.0 if column == "time" else None)
     for name, other_s in _UNITS.items():
         rate = rate_hz * (unit_s or 0) / other_s
         if other_s == unit_s or not wanted_hz / _FAR_BELOW <= rate <= wanted_hz * _FAR_BELOW:
@@ -82,17 +88,33 @@ def unit_hint(column: str, rate_hz: float, wanted_hz: float) -> str:
     return ""
 
 
-def unit_of(step: float, wanted_hz: float) -> tuple[str, float]:
+def unit_of(step: float, wanted_hz: float, *, sure: bool) -> tuple[str, float]:
     """Name and length in seconds of the unit in which samples so far apart fit a rate.
+
+    Args:
+        step: between two samples.
+        wanted_hz: the rate.
+        sure: whether a person has said that these are times; if not, another unit than seconds is
+            taken only where seconds cannot be meant, and the rate comes near.
 
     Raises:
         ValueError: none; says what their rate would be.
     """
+    if not sure:
+        return _likely_unit(step, wanted_hz)
     for name, unit_s in _UNITS.items():
         if fits(1 / (step * unit_s), wanted_hz):
             return name, unit_s
     rates = ", ".join(f"{1 / (step * unit_s):.4g} in {name}" for name, unit_s in _UNITS.items())
     raise ValueError(f"expected about {wanted_hz:g} samples a second, got {rates}")
+
+
+def _likely_unit(step: float, wanted_hz: float) -> tuple[str, float]:
+    if is_too_slow(1 / step, wanted_hz) or not fits(1 / step, wanted_hz):
+        for name, unit_s in _UNITS.items():
+            if wanted_hz / _FAR_BELOW <= 1 / (step * unit_s) <= wanted_hz * _FAR_BELOW:
+                return name, unit_s
+    return "seconds", 1.0
 
 
 def rising_column(names: Iterable[str], column: Callable[[str], Sequence[str]]) -> str | None:

@@ -131,7 +131,7 @@ def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
     ("header", "rows", "words"),
     [
         ("time_s,ax", "0,1", r"got the columns time_s, ax; it lacks ay$"),
-        ("Time_s,AX,AY", "0,1,2", r"small and capital letters differ$"),
+        ("time_s,AX,BX", "0,1,2", r"got the columns time_s, AX, BX$"),
         ("time_s,ax,ay", "0,1,2\n0.1,1,2", r"a window, 8 at 10 Hz, got 2$"),
         ("time_s,ax,ay", "5,1,2\n4,1,2\n3,1,2", r"got 5, 4, 3, …; sort the rows by 'time_s'$"),
     ],
@@ -515,14 +515,45 @@ _CLOCKS = {
 @pytest.mark.parametrize("clock", _CLOCKS)
 def test_times_under_another_name_are_asked_for_and_then_read_in_their_unit(sensor, clock, caplog):
     """Windows of a stream at twice the rate would otherwise be half as long, without a word."""
-    with pytest.raises(InputError, match=r"'t stamp' rises as.*--time 't stamp' if.*--rate"):
-        _named("t stamp", _CLOCKS[clock], sensor)
+    with pytest.raises(InputError, match=r"'moment' rises as.*--time moment if.*--rate"):
+        _named("moment", _CLOCKS[clock], sensor)
     caplog.set_level("INFO", "protofleet")
-    starts = _named("t stamp", _CLOCKS[clock], sensor, time="t stamp")
+    starts = _named("moment", _CLOCKS[clock], sensor, time="moment")
     expected = _named("time_s", lambda times: times, sensor)
     np.testing.assert_allclose(starts - starts[0], expected, atol=1e-3)
-    assert f"times in 't stamp': {clock.split()[0]}" in caplog.text
+    assert f"times in 'moment': {clock.split()[0]}" in caplog.text
     assert "sensor samples at 10 Hz" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "clock", "said"),
+    [
+        ("time", "seconds", None),
+        ("time", "milliseconds", "times in 'time': milliseconds"),
+        ("Timestamp", "nanoseconds", "times in 'Timestamp': nanoseconds"),
+        ("Timestamp [ms]", "milliseconds", None),
+        ("seconds_elapsed", "seconds", None),
+        ("DateTime", "dates", "times in 'DateTime': dates"),
+        ("Date", "days", "times in 'Date': days"),
+    ],
+)
+def test_times_whose_column_means_them_are_read_in_their_unit_and_told(
+    sensor, name, clock, said, caplog
+):
+    cells = {**_CLOCKS, "days": lambda times: [f"{45413 + time / 86400:.9f}" for time in times]}
+    starts = _named(name, cells[clock], sensor)
+    expected = _named("time_s", lambda times: times, sensor)
+    np.testing.assert_allclose(starts - starts[0], expected, atol=2e-3)
+    assert (said or "") in caplog.text
+    assert ("times in" in caplog.text) == (said is not None)
+
+
+def test_a_slow_sensor_is_not_taken_for_a_fast_one_of_another_unit(sensor):
+    """A reading a second, where ten are wanted, is none of a thousand a second."""
+    lines = [f"{k},{k % 7},{k % 5}" for k in range(60)]
+    for name in ("time", "timestamp"):
+        with pytest.raises(InputError, match=f"at least a quarter, got 1 by its column '{name}'"):
+            _read("\n".join([f"{name},ay,ax", *lines]), sensor)
 
 
 def test_a_column_that_rises_and_holds_no_times_is_passed_over_where_the_rate_is_said(sensor):

@@ -260,8 +260,6 @@ _CSV = {
     ),
     "too few samples": _samples(10),
     "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
-    "semicolons": _samples(70).replace(",", ";"),
-    "capital letters": _samples(70).replace("ax", "AX"),
     "a channel too few": _samples(70).replace("gx", "unknown"),
     "words for no value": _samples(120, label="walk")
     .replace("0,-1.5,-0e-1", "NA,null,na")

@@ -30,6 +30,11 @@ for (const golden of GOLDEN.csv) {
   }
 }
 
+test("what only the command reads, other marks between cells and other names, is refused with the remedy", async () => {
+  await assert.rejects(hints(samples("time_s", 0.05).replaceAll(",", ";")), /expected commas between them/);
+  await assert.rejects(hints(samples("time_s", 0.05).replace("ax", "AX")), /small and capital letters differ/);
+});
+
 test("text in another encoding is refused", async () => {
   async function* latin(): AsyncGenerator<Uint8Array> {
     yield Uint8Array.of(0x61, 0xfc, 0x2c, 0x62, 0x0a);

@@ -1,0 +1,253 @@
+"""Columns of a table by what their names mean: channels, labels, times.
+
+Names are compared by their words, whatever their case, order and marks, and by what they are short
+for: ``Acceleration x (m/s^2)`` and ``acc_x`` are one. What fits is told; where several columns fit
+a channel none does. Accelerations and rotations whose columns name their unit are brought to that
+of the bundle, where its mean and std tell which that is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protofleet.bundle.manifest import Manifest, Preprocessing
+from protofleet.edge.data.sample_times import SECONDS
+
+_log = logging.getLogger(__name__)
+
+LABEL = "label"
+"""The column of classes."""
+_LABELS = frozenset({"label", "labels", "activity", "class"})
+_SHORT = {
+    "acc": "acc",
+    "accel": "acc",
+    "acceleration": "acc",
+    "accelerometer": "acc",
+    "accelerations": "acc",
+    "gyr": "gyro",
+    "gyro": "gyro",
+    "gyroscope": "gyro",
+    "mag": "mag",
+    "magnetic": "mag",
+    "magnetometer": "mag",
+    "heartrate": "hr",
+    "temp": "temperature",
+}
+"""What words of channels' names are short for."""
+_TIMES = frozenset({"time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"})
+_UNITS_S = {
+    "s": 1.0,
+    "sec": 1.0,
+    "secs": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "ms": 1e-3,
+    "msec": 1e-3,
+    "millis": 1e-3,
+    "milliseconds": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "microseconds": 1e-6,
+    "ns": 1e-9,
+    "nanoseconds": 1e-9,
+}
+"""Seconds of the units that a column of times may name."""
+_G = 9.80665
+_DEGREE = math.pi / 180
+_ACCELERATIONS = {
+    **dict.fromkeys(("m/s^2", "m/s²", "m/s2", "ms^-2", "ms-2", "m s-2", "m/s/s"), 1.0),
+    "g": _G,
+    "mg": _G / 1000,
+}
+_ROTATIONS = {
+    **dict.fromkeys(("rad/s", "rad s-1"), 1.0),
+    **dict.fromkeys(("deg/s", "°/s", "dps", "deg s-1"), _DEGREE),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Quantity:
+    """What channels with such names measure.
+
+    ``units``: how long each is in the quantity's own; ``small`` and ``large``: the two that a
+    bundle may have, the first where the vector is shorter than ``most_of_small``.
+    """
+
+    named: re.Pattern[str]
+    units: Mapping[str, float]
+    small: float
+    large: float
+    most_of_small: float
+
+
+_QUANTITIES = (
+    _Quantity(
+        named=re.compile("gyr|rot|angular", re.IGNORECASE),
+        units=_ROTATIONS,
+        small=1.0,
+        large=_DEGREE,
+        most_of_small=12.0,
+    ),
+    _Quantity(
+        named=re.compile("(lin|body|user).*acc|acc.*(lin|body|user)", re.IGNORECASE),
+        units=_ACCELERATIONS,
+        small=_G,
+        large=1.0,
+        most_of_small=1.0,
+    ),
+    _Quantity(
+        named=re.compile("acc", re.IGNORECASE),
+        units=_ACCELERATIONS,
+        small=_G,
+        large=1.0,
+        most_of_small=4.0,
+    ),
+)
+"""As of ``src/web/src/intake/motion.ts``."""
+_UNIT = re.compile(r"[(\[](?P<unit>[^)\]]*)[)\]]\s*$")
+_WORD = re.compile(r"[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeColumn:
+    """A column that tells when rows were sampled.
+
+    Attributes:
+        name: of the column.
+        unit_s: seconds of its unit; None: its name does not say.
+        is_given: whether a person has named it, and so knows what it holds.
+    """
+
+    name: str
+    unit_s: float | None
+    is_given: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the columns of a table are.
+
+    Attributes:
+        names: of all, the bundle's own for those that mean its channels or classes.
+        factors: by which the numbers of a channel are multiplied; of the others 1.
+        time: the one that tells when rows were sampled; None: there is none, or no single one.
+    """
+
+    names: list[str]
+    factors: Mapping[str, float] = field(default_factory=dict)
+    time: TimeColumn | None = None
+
+
+def columns_of(
+    header: Sequence[str], manifest: Manifest, where: str, *, time: str | None = None
+) -> Columns:
+    """What the columns of a table are, by their names.
+
+    Args:
+        header: as the table has them.
+        manifest: the bundle's.
+        where: what to call the table in the log.
+        time: the column of times, where a person has named it.
+    """
+    channels = manifest.preprocessing.channels
+    meant = dict(_meant(header, [one for one in channels if one not in header]))
+    if not set(channels) <= {*header, *meant.values()}:
+        meant = {}
+    factors = _factors(meant, manifest.preprocessing, where)
+    labels = [name for name in header if name.strip().lower() in _LABELS]
+    if LABEL not in header and len(labels) == 1 and manifest.classes:
+        meant[labels[0]] = LABEL
+    if meant:
+        told = ", ".join(f"'{name}' is {channel}" for name, channel in meant.items())
+        _log.warning("%s: columns by the meaning of their names: %s", where, told)
+    names = [meant.get(name, name) for name in header]
+    return Columns(names=names, factors=factors, time=_time_of(names, channels, time))
+
+
+def _time_of(names: Sequence[str], channels: Sequence[str], given: str | None) -> TimeColumn | None:
+    """The column that is given, of a known name, or the only one whose name says that it is."""
+    if given is not None:
+        return TimeColumn(name=given, unit_s=SECONDS.get(given), is_given=True)
+    known = next((name for name in SECONDS if name in names), None)
+    if known is not None:
+        return TimeColumn(name=known, unit_s=SECONDS[known])
+    others = [name for name in names if name not in {*channels, LABEL}]
+    found = [(name, words) for name in others if (words := _words(name)) & _TIMES]
+    if len(found) != 1:
+        return None
+    ((name, words),) = found
+    unit = _UNIT.search(name)
+    told = {unit["unit"].strip().lower()} if unit else words
+    units = {seconds for word, seconds in _UNITS_S.items() if word in told}
+    return TimeColumn(name=name, unit_s=units.pop() if len(units) == 1 else None)
+
+
+def _meant(header: Sequence[str], channels: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Columns and the channels that they mean, where each is meant by one."""
+    words = {name: _words(_UNIT.sub("", name)) for name in header}
+    axes = [_words(channel) for channel in channels]
+    sensors = {frozenset(one - set("xyz")) for one in axes}
+    for channel, wanted in zip(channels, axes, strict=True):
+        fitting = [name for name, said in words.items() if said == wanted]
+        # Of one sensor the axes alone may do, as in a file that is named after it.
+        if not fitting and len(sensors) == 1:
+            fitting = [name for name, said in words.items() if said and said == wanted & set("xyz")]
+        if len(fitting) == 1:
+            yield fitting[0], channel
+
+
+def _factors(
+    meant: Mapping[str, str], preprocessing: Preprocessing, where: str
+) -> dict[str, float]:
+    """By channel: from the unit that its column names to the bundle's."""
+    found: dict[str, float] = {}
+    told: dict[str, list[str]] = {}
+    for name, channel in meant.items():
+        if not (unit := _UNIT.search(name)):
+            continue
+        quantity = _quantity_of(channel)
+        own = has = None
+        if quantity is not None:
+            own = quantity.units.get(unit["unit"].strip().lower())
+            has = _unit_of(quantity, preprocessing)
+        found[channel] = own / has if own and has else 1.0
+        if own and has and math.isclose(own, has):
+            continue
+        how = (
+            f"times {found[channel]:.5g}, as the bundle's"
+            if own and has
+            else ("as they are, since the bundle does not tell its unit")
+        )
+        told.setdefault(f"in {unit['unit']}, taken {how}", []).append(channel)
+    for what, channels in told.items():
+        _log.warning("%s: %s: %s", where, ", ".join(channels), what)
+    return found
+
+
+def _unit_of(quantity: _Quantity, preprocessing: Preprocessing) -> float | None:
+    """The length of a bundle's unit in m/s² or rad/s, as the phone's page takes it; None: unknown.
+
+    By the root mean square of the length of the vector: gravity is 1 or 9.8, and nobody turns by
+    hundreds of radians in a second.
+    """
+    mean, std = preprocessing.mean, preprocessing.std
+    if not any(mean) and set(std) == {1.0}:
+        return None
+    places = [k for k, one in enumerate(preprocessing.channels) if _quantity_of(one) == quantity]
+    squares = sum(mean[k % len(mean)] ** 2 + std[k % len(std)] ** 2 for k in places)
+    size = math.sqrt(3 * squares / len(places))
+    return quantity.small if size < quantity.most_of_small else quantity.large
+
+
+def _quantity_of(name: str) -> _Quantity | None:
+    return next((one for one in _QUANTITIES if one.named.search(name)), None)
+
+
+def _words(name: str) -> frozenset[str]:
+    """Its words in small letters, each as what it is short for."""
+    said = [word.lower() for word in _WORD.findall(name)]
+    return frozenset(_SHORT.get(word, word) for word in said)
