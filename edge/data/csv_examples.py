@@ -53,13 +53,14 @@ class Examples:
     normalised: bool = False
 
 
-def read_csv(
+def read_csv(  # noqa: PLR0913 - what a person may say of a table
     stream: ByteStream,
     where: str,
     manifest: Manifest,
     *,
     rate_hz: float | None = None,
     time: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[Examples]:
     """Examples from a CSV, each block as soon as its rows are there.
 
@@ -69,6 +70,7 @@ def read_csv(
         manifest: the bundle's.
         rate_hz: as in ``load_examples``.
         time: as in ``load_examples``.
+        columns: as in ``load_examples``.
 
     Raises:
         InputError: a row has a wrong form, the columns fit neither layout, or nothing says which
@@ -80,18 +82,20 @@ def read_csv(
         raise InputError(f"{where}: expected a CSV, got nothing")
     header = [cell.strip() for cell in first[0].cells]
     named = any(not is_value(cell) for cell in header)
-    blocks = chain([first[1:] if named else first], rows)
-    columns = Columns(names=header)
+    blocks = chain([first[1:] if named and columns is None else first], rows)
+    if columns is not None:
+        header, named = _given(columns, header, where), True
+    meant = Columns(names=header)
     if named:
-        columns = columns_of(header, manifest, where, time=time)
-        header = columns.names
+        meant = columns_of(header, manifest, where, time=time)
+        header = meant.names
     if named and _is_stream(header, manifest.preprocessing):
         if time is not None and time not in header:
             raise InputError(
                 f"{where}: --time: expected one of the columns {', '.join(header)[:200]}, got "
                 f"'{time}'"
             )
-        table = Table(where, columns, manifest)
+        table = Table(where, meant, manifest)
         return _windows(table, blocks, manifest.preprocessing, rate_hz)
     if time is not None:
         raise InputError(
@@ -99,6 +103,17 @@ def read_csv(
             f"bundle's channels: {', '.join(manifest.preprocessing.channels) or 'it has none'}"
         )
     return _examples(_example_table(where, header, manifest, named=named), blocks, manifest)
+
+
+def _given(columns: Sequence[str], first: Sequence[str], where: str) -> list[str]:
+    """Names for the columns of a table without any."""
+    names = [name.strip() for name in columns]
+    if len(names) != len(first):
+        raise InputError(
+            f"{where}: --columns: expected {len(first)} names, one for each cell of its first row "
+            f"({', '.join(first)[:100]}), got {len(names)}"
+        )
+    return names
 
 
 def _is_stream(header: Sequence[str], preprocessing: Preprocessing) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,14 @@ from protofleet.errors import InputError, MissingDataError
 __all__ = ["ByteStream", "Examples", "is_device_data", "load_examples", "read_csv"]
 
 
-def load_examples(
+def load_examples(  # noqa: PLR0913 - what a person may say of a file
     source: str,
     manifest: Manifest,
     *,
     data_root: Path | None = None,
     rate_hz: float | None = None,
     time: str | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[Examples]:
     """The examples of a file, in blocks.
 
@@ -37,7 +38,8 @@ def load_examples(
         manifest: the bundle's.
         data_root: folder of the published data sets.
         rate_hz: of sensor samples; None: from their times, or the bundle's where they have none.
-        time: the column of a CSV that says when; None: one of a known name.
+        time: the column of a CSV that says when; None: one whose name says so.
+        columns: names of the columns of a CSV that has no row of names.
 
     Raises:
         MissingDataError: a file is absent.
@@ -47,9 +49,9 @@ def load_examples(
     if path.suffix.lower() == ".csv":
         if not path.is_file():
             raise MissingDataError(f"data '{path}': no such file")
-        return _read_file(path, manifest, rate_hz, time)
-    if time is not None:
-        raise InputError(f"data '{source}': --time names a column of sensor samples in a CSV")
+        return _read_file(path, manifest, {"rate_hz": rate_hz, "time": time, "columns": columns})
+    if time is not None or columns is not None:
+        raise InputError(f"data '{source}': --time and --columns name columns of a CSV")
     if path.suffix.lower() == ".npz" and not is_device_data(source):
         arrays = read_arrays(path, ("x",), ("y",), ignored=("classes", "targets"))
         return iter((_plain(path, arrays, manifest),))
@@ -72,11 +74,9 @@ def is_device_data(source: str) -> bool:
         return False
 
 
-def _read_file(
-    path: Path, manifest: Manifest, rate_hz: float | None, time: str | None
-) -> Iterator[Examples]:
+def _read_file(path: Path, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
     with path.open("rb") as file:
-        yield from read_csv(file, f"data '{path}'", manifest, rate_hz=rate_hz, time=time)
+        yield from read_csv(file, f"data '{path}'", manifest, **options)
 
 
 def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:

@@ -86,7 +86,9 @@ _IN_M_S2 = {"mean": (7.8, 0.2, 1.0), "std": (2.0, 2.0, 2.0)}
         ("furlong", _IN_G, 1.0, "in furlong, taken as they are"),
     ],
 )
-def test_accelerations_are_brought_to_the_bundle_s_unit(of, caplog, unit, scale, factor, said):
+def test_accelerations_are_brought_to_the_bundle_s_unit(  # noqa: PLR0917 - a case
+    of, caplog, unit, scale, factor, said
+):
     found = of(",".join(f"Acc {axis} [{unit}]" for axis in "XYZ"), **scale)
     assert found.factors == pytest.approx(dict.fromkeys(_ACC, factor))
     assert said in caplog.text

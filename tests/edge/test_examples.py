@@ -314,6 +314,23 @@ def test_the_index_of_a_table_is_neither_a_time_nor_a_number_of_an_example(senso
     assert found.x.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
+def test_a_table_without_names_gets_them_from_its_reader(sensor):
+    body = _PLAIN.split("\n", 1)[1]
+    plain = np.concatenate([one.x for one in _read(_PLAIN, sensor)])
+    found = _read(body, sensor, columns=["time_s", "ay", "ax", "label"])
+    np.testing.assert_array_equal(np.concatenate([one.x for one in found]), plain)
+    dated = "".join(
+        f"2024-05-01 12:00:{k / 10:06.3f},{line.split(',', 1)[1]}\n"
+        for k, line in enumerate(body.splitlines())
+    )
+    found = _read(dated, sensor, columns=["DateTime", "AY", "AX", "Activity"])
+    np.testing.assert_allclose(np.concatenate([one.x for one in found]), plain, atol=1e-3)
+    with pytest.raises(
+        InputError, match=r"--columns: expected 4 names, one for each cell .*, got 2"
+    ):
+        _read(body, sensor, columns=["time_s", "ay"])
+
+
 def test_bytes_that_are_no_text_are_refused(sensor):
     with pytest.raises(InputError, match="expected text in UTF-8, got the byte 0x"):
         list(read_csv(io.BytesIO(b"PK\x03\x04\xff\x00\x00\xd8,1\n2,3\n"), "data", sensor))
@@ -591,5 +608,5 @@ def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
     with pytest.raises(InputError, match="--time is for sensor samples"):
         _read("1,2,3,4\n", manifest, time="t")
     np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
-    with pytest.raises(InputError, match="--time names a column of sensor samples in a CSV"):
+    with pytest.raises(InputError, match="--time and --columns name columns of a CSV"):
         load_examples(str(tmp_path / "mine.npz"), sensor, time="t")

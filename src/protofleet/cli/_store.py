@@ -50,7 +50,13 @@ time_option = click.option(
     "--time",
     metavar="COLUMN",
     help="Of a CSV of sensor samples: where the times are, as numbers of any unit or dates; "
-    "default: time_s, time (both seconds) or time_ms.",
+    "default: time_s, time_ms, or the one whose name says so.",
+)
+columns_option = click.option(
+    "--columns",
+    metavar="NAME,...",
+    callback=lambda _context, _option, value: tuple(value.split(",")) if value else None,
+    help="Of a CSV without a row of names: those of its columns, such as time_ms,acc_x,acc_y.",
 )
 
 

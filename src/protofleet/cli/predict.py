@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from protofleet.cli._process import start_process
-from protofleet.cli._store import model_options, opened_model, rate_option, raw_option, time_option
+from protofleet.cli._store import (
+    columns_option,
+    model_options,
+    opened_model,
+    rate_option,
+    raw_option,
+    time_option,
+)
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,6 +46,7 @@ _PATH = click.Path(path_type=Path)
 @raw_option
 @rate_option
 @time_option
+@columns_option
 @click.option(
     "--batch",
     "batch_size",
@@ -63,6 +71,7 @@ def predict(
     raw: bool,
     rate_hz: float | None,
     time: str | None,
+    columns: tuple[str, ...] | None,
     batch_size: int,
     summary: bool,
     latency: bool,
@@ -83,9 +92,13 @@ def predict(
     manifest = model.model.bundle.manifest
     if data == "-":
         stream = cast("ByteStream", sys.stdin.buffer)
-        blocks = read_csv(stream, "standard input", manifest, rate_hz=rate_hz, time=time)
+        blocks = read_csv(
+            stream, "standard input", manifest, rate_hz=rate_hz, time=time, columns=columns
+        )
     else:
-        blocks = load_examples(data, manifest, data_root=data_root, rate_hz=rate_hz, time=time)
+        blocks = load_examples(
+            data, manifest, data_root=data_root, rate_hz=rate_hz, time=time, columns=columns
+        )
     printer = (_JsonPrinter if as_json else _TextPrinter)(model, summary=summary)
     tally = _Tally()
     for block in blocks:

@@ -10,7 +10,7 @@ import click
 
 from protofleet.cli._outputs import writable
 from protofleet.cli._process import start_process
-from protofleet.cli._store import rate_option, raw_option, time_option
+from protofleet.cli._store import columns_option, rate_option, raw_option, time_option
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
 from protofleet.errors import InputError
 
@@ -31,6 +31,7 @@ _PATH = click.Path(path_type=Path)
 @raw_option
 @rate_option
 @time_option
+@columns_option
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 1, max_open=True),
@@ -47,6 +48,7 @@ def prepare(
     raw: bool,
     rate_hz: float | None,
     time: str | None,
+    columns: tuple[str, ...] | None,
     test_share: float,
 ) -> None:
     """Make a device's data from SOURCE: FILE.csv, or - for standard input, with a column 'label'.
@@ -67,14 +69,16 @@ def prepare(
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
     if source == "-":
         stream = cast("ByteStream", sys.stdin.buffer)
-        blocks = read_csv(stream, "standard input", manifest, rate_hz=rate_hz, time=time)
+        blocks = read_csv(
+            stream, "standard input", manifest, rate_hz=rate_hz, time=time, columns=columns
+        )
     else:
         if is_device_data(source):
             raise InputError(
                 f"data '{source}': expected a recording, got a device's data: give them to "
                 "'device join --data' as they are"
             )
-        blocks = load_examples(source, manifest, rate_hz=rate_hz, time=time)
+        blocks = load_examples(source, manifest, rate_hz=rate_hz, time=time, columns=columns)
     data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
     data.save(out)
     parts = [np.bincount(y, minlength=len(data.classes)) for y in (data.y_train, data.y_test)]
