@@ -36,7 +36,7 @@ else
 endif
 
 # Everything in tests/export is slow; without it hardly a process loads PyTorch.
-quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a half on two cores
+quick: $(STAMP) $(WEB) ## the tests that are not marked slow: five minutes on two cores
 	$(PYTEST) -m "not slow and not full_size" --ignore=tests/export $(ARGS)
 
 slow: $(STAMP) ## models of the papers' sizes, clusters, the demonstration and tutorials, whose smaller cases make test has; ten minutes
