@@ -86,7 +86,7 @@ class _Quantity:
 
 _QUANTITIES = (
     _Quantity(
-        named=re.compile("gyr|rot|angular", re.IGNORECASE),
+        named=re.compile("gyr|rot|angular|^g.?[xyz]$", re.IGNORECASE),
         units=_ROTATIONS,
         small=1.0,
         large=_DEGREE,
@@ -100,7 +100,7 @@ _QUANTITIES = (
         most_of_small=1.0,
     ),
     _Quantity(
-        named=re.compile("acc", re.IGNORECASE),
+        named=re.compile("acc|^a.?[xyz]$", re.IGNORECASE),
         units=_ACCELERATIONS,
         small=_G,
         large=1.0,

@@ -208,9 +208,9 @@ def _samples(
     return "\n".join(rows) + "\n"
 
 
-def _stamped(stamp: Callable[[int], str], label: str = "") -> str:
-    """400 samples with these times."""
-    head, *rows = _samples(400, label=label).splitlines()
+def _stamped(stamp: Callable[[int], str], label: str = "", *, count: int = 400) -> str:
+    """Samples with these times."""
+    head, *rows = _samples(count, label=label).splitlines()
     times = [f"{stamp(i)},{row.split(',', 1)[1]}" for i, row in enumerate(rows)]
     return "\n".join([head, *times, ""])
 
@@ -261,6 +261,39 @@ _CSV = {
     "too few samples": _samples(10),
     "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
     "a channel too few": _samples(70).replace("gx", "unknown"),
+    "semicolons": _samples(70).replace(",", ";"),
+    "decimal commas": _samples(70).replace(",", ";").replace(".", ","),
+    "tabs": _samples(70).replace(",", "\t"),
+    "bars": _samples(70).replace(",", "|"),
+    "blanks": _samples(70).replace(",", "  "),
+    "closed rows": _samples(70).replace("\n", ",\n"),
+    "closed rows but for the names": _samples(70).replace("\n", ",\n").replace("ax,\n", "ax\n", 1),
+    "a row that is cut off": _samples(70) + "5,1",
+    "comments": f"# of a logger\n\n// 2026\n{_samples(70)}",
+    "lines before the table": f"Logger 3\nstart,12:00\n{_samples(70)}",
+    "capital letters": _samples(70).replace("ax", "AX"),
+    "units in names": _samples(70).replace("ax", "AX [g]").replace("ay", "AY [m/s^2]"),
+    "units that nobody knows": _samples(70).replace("gx", "GX (furlong)"),
+    "two columns for a channel": _samples(70).replace("gx", "Ax").replace("ax", "AX"),
+    "an index": "".join(
+        f"{k - 1 if k else ''},{line}\n" for k, line in enumerate(_samples(70).splitlines())
+    ),
+    "milliseconds in time": _stamped(lambda i: str(50 * i), count=70).replace("time_s", "time"),
+    "a unit in the name of times": _stamped(lambda i: str(50 * i), count=70).replace(
+        "time_s", "Stamp (ms) of time [ms]"
+    ),
+    "nanoseconds in a timestamp": _stamped(lambda i: str(50_000_000 * i), count=70).replace(
+        "time_s", "timestamp"
+    ),
+    "days": _stamped(lambda i: f"{45413 + i / 1_728_000:.9f}", count=70).replace("time_s", "Date"),
+    "dates": _stamped(lambda i: f"2026-11-28 09:00:{i / 20:06.3f}", count=70).replace(
+        "time_s", "DateTime"
+    ),
+    "dates in a zone": _stamped(
+        lambda i: f"2026-11-28T09:00:{i / 20:06.3f}+01:00", count=70
+    ).replace("time_s", "t"),
+    "a slow clock": _stamped(str, count=70).replace("time_s", "timestamp"),
+    "activities": _samples(70, label="walk").replace("label", "Activity"),
     "words for no value": _samples(120, label="walk")
     .replace("0,-1.5,-0e-1", "NA,null,na")
     .replace("0.1,", "NULL,")

@@ -2,8 +2,8 @@
  * Examples from a CSV, as `protofleet device prepare` reads it (`edge/data/examples.py`).
  *
  * Its layout follows from its columns: *sensor samples*, one per row, where the bundle has windows
- * and the header names its channels, with `time_s` (or `time`) or `time_ms`; else *examples*, one per
- * row, in the order of the bundle's input. A column `label` holds class names or numbers; true values
+ * and the header means its channels, with a column of times; else *examples*, one per row, in the order of
+ * the bundle's input. A column `label` holds class names or numbers; true values
  * of other tasks stand in columns named as the bundle's targets.
  */
 
@@ -11,29 +11,29 @@ import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import { CSV } from "../texts.ts";
+import { type Columns, columnsOf, LABEL, SECONDS } from "./columns.ts";
+import { isGap, isValue, type Row, rowBlocks, toNumber } from "./csv_rows.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
 import { findPackets, fits, isKnown, median, type Packets, Spreader, TOLERANCE } from "./packets.ts";
 import { type IntakeCounters, SensorIntake, type Window } from "./windows.ts";
 
-const LABEL = "label";
-const SECONDS: Readonly<Record<string, number>> = { time_s: 1, time: 1, time_ms: 1e-3 };
 const SENSOR = "csv";
 /** Samples whose times tell a stream's rate, before any of them is used. */
 const RATE_SAMPLES = 16;
 /** Samples of so long, at the bundle's rate, may wait for times that tell their rate. */
 const MOST_WAITING_S = 600;
-const UNITS: Readonly<Record<string, number>> = { seconds: 1, milliseconds: 1e-3, microseconds: 1e-6, nanoseconds: 1e-9 };
+const UNITS: Readonly<Record<string, number>> = {
+  seconds: 1, milliseconds: 1e-3, microseconds: 1e-6, nanoseconds: 1e-9, days: 86_400,
+};
+const DATE = /^(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?(Z|[+-]\d\d(?::?\d\d)?)?)?$/;
+/** Different times by which the unit of times is known that several samples share. */
+const STAMPS = 4;
 /** By how much a stream's rate may be below the bundle's before its times are refused. */
 const FAR_BELOW = 4;
 /** By how much it may be above before they are doubted. */
 const FAR_ABOVE = 100;
 /** Names of columns that may hold times, under names that are not known here. */
 const TIMELIKE = /time|stamp|date|clock|^t$|^(m|milli)?s(ec(onds?)?)?$/i;
-
-interface Row {
-  readonly line: number;
-  readonly cells: readonly string[];
-}
 
 export interface CsvExamples {
   readonly blocks: readonly Block[];
@@ -45,80 +45,23 @@ export interface CsvExamples {
 
 /** Reads all of a CSV, which comes in pieces; `where` is its name in messages. */
 export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form): Promise<CsvExamples> {
-  const rows = rowBlocks(pieces, where);
+  const hints: string[] = [];
+  const told = (hint: string): void => void hints.push(hint);
+  const rows = rowBlocks(pieces, where, told);
   const first = await rows.next();
   if (first.done) throw new InputError(CSV.nothing(where));
-  const header = first.value[0]!.cells.map((cell) => cell.trim());
-  // An empty cell names a column, as that of a table's index.
-  const named = header.some((cell) => toNumber(cell) === null && (cell === "" || !isGap(cell)));
+  const cells = first.value[0]!.cells.map((cell) => cell.trim());
+  const named = cells.some((cell) => !isValue(cell));
+  const columns: Columns = named ? columnsOf(cells, form, told) : { names: cells, factors: new Map(), time: null };
+  const header = columns.names;
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {
-    return readStream(new Table(where, header, form, form.preprocessing.channels), begin, rows);
+    return readStream(new Table(where, columns, form, form.preprocessing.channels), begin, rows, hints);
   }
   const table = exampleTable(where, header, form, named);
   const blocks = begin.length > 0 ? [exampleBlock(table, begin)] : [];
   for await (const more of rows) blocks.push(exampleBlock(table, more));
-  return { blocks, lost: null, hints: [] };
-}
-
-/** Whole rows as they come, blank lines left out. */
-async function* rowBlocks(pieces: AsyncIterable<Uint8Array>, where: string): AsyncGenerator<Row[]> {
-  const decoder = new TextDecoder("utf-8", { fatal: true });
-  let [rest, line] = ["", 0];
-  const rowsOf = (texts: readonly string[]): Row[] =>
-    texts.flatMap((text) => {
-      line += 1;
-      return text.trim() ? [{ line, cells: cellsOf(text, `${where}, line ${line}`) }] : [];
-    });
-  for await (const piece of pieces) {
-    const lines = (rest + decoded(decoder, piece, where)).split("\n");
-    rest = lines.pop()!;
-    const found = rowsOf(lines);
-    if (found.length > 0) yield found;
-  }
-  const found = rowsOf([rest + decoded(decoder, null, where)]);
-  if (found.length > 0) yield found;
-}
-
-function decoded(decoder: TextDecoder, piece: Uint8Array | null, where: string): string {
-  try {
-    return piece === null ? decoder.decode() : decoder.decode(piece, { stream: true });
-  } catch {
-    throw new InputError(CSV.encoding(where));
-  }
-}
-
-/** One row's cells; a quoted cell may hold commas and doubled quotes. */
-function cellsOf(text: string, where: string): string[] {
-  const cells: string[] = [];
-  const row = text.replace(/\r$/, "");
-  const cell = /(?:"((?:[^"]|"")*)"|([^,]*))(,|$)/y;
-  for (;;) {
-    const plain = row[cell.lastIndex] !== '"';
-    const found = cell.exec(row);
-    if (found === null || (plain && found[2]!.includes("\r")) || (!plain && found[1] === undefined)) {
-      throw new InputError(CSV.row(where));
-    }
-    cells.push(found[1]?.replaceAll('""', '"') ?? found[2]!);
-    if (found[3] === "") return cells;
-  }
-}
-
-const NUMBER = /^[+-]?(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?$/i;
-const SPECIAL: Readonly<Record<string, number>> = { nan: NaN, inf: Infinity, infinity: Infinity };
-
-/** A number as Python's `float` reads it; null for other text. */
-function toNumber(text: string): number | null {
-  const word = text.trim();
-  if (NUMBER.test(word)) return Number(word.replaceAll("_", ""));
-  const special = SPECIAL[word.replace(/^[+-]/, "").toLowerCase()];
-  if (special === undefined) return null;
-  return word.startsWith("-") ? -special : special;
-}
-
-/** Whether a cell says that there is no value: empty, or `NA` (R) or `null` (SQL). */
-function isGap(text: string): boolean {
-  return ["", "na", "null"].includes(text.toLowerCase());
+  return { blocks, lost: null, hints };
 }
 
 function isStream(header: readonly string[], { window, channels }: Preprocessing): boolean {
@@ -131,20 +74,26 @@ class Table {
   readonly #label: number;
   readonly #classes: ReadonlyMap<string, number>;
   readonly #targets: readonly number[];
+  readonly #factors: readonly number[];
   readonly #time: number;
+  readonly header: readonly string[];
   readonly time: string | null;
+  /** Seconds of a unit of `time`; null: its steps tell. */
+  unitS: number | null;
 
   /** `values`: names of the columns that hold numbers of the model's input. */
   constructor(
     readonly where: string,
-    readonly header: readonly string[],
+    { names: header, factors, time }: Columns,
     readonly form: Form,
     values: readonly string[],
   ) {
+    this.header = header;
     const used = new Set([...values, LABEL, ...form.targets, ...Object.keys(SECONDS)]);
     const twice = [...used].sort().find((name) => header.indexOf(name) !== header.lastIndexOf(name));
     if (twice !== undefined) throw new InputError(CSV.twice(where, twice));
     this.#columns = values.map((name) => header.indexOf(name));
+    this.#factors = values.map((name) => factors.get(name) ?? 1);
     this.#label = form.classes.length > 0 ? header.indexOf(LABEL) : -1;
     this.#classes = new Map([
       ...form.classes.map((_, k) => [String(k), k] as const),
@@ -152,13 +101,14 @@ class Table {
     ]);
     const told = form.targets.every((name) => header.includes(name));
     this.#targets = told ? form.targets.map((name) => header.indexOf(name)) : [];
-    this.time = Object.keys(SECONDS).find((name) => header.includes(name)) ?? null;
+    this.time = time?.name ?? null;
+    this.unitS = time?.unitS ?? null;
     this.#time = this.time === null ? -1 : header.indexOf(this.time);
   }
 
   /** One row's numbers; a cell without a value is NaN. */
   values(row: Row): Float64Array {
-    return Float64Array.from(this.#columns, (column) => this.#number(row, column));
+    return Float64Array.from(this.#columns, (column, at) => this.#factors[at]! * this.#number(row, column));
   }
 
   targets(row: Row): number[] {
@@ -180,9 +130,23 @@ class Table {
   timeS(row: Row): number | null {
     if (this.time === null) return null;
     const text = this.#cell(row, this.#time).trim();
-    const value = isGap(text) ? NaN : toNumber(text);
+    const value = isGap(text) ? NaN : toTime(text);
     if (value === null) throw new InputError(CSV.timeText(this.#at(row), this.time, text.slice(0, 40)));
-    return SECONDS[this.time]! * value;
+    return (this.unitS ?? 1) * value;
+  }
+
+  /** Takes the unit by which times so far apart come near the bundle's rate; its name, null: seconds. */
+  findUnit(rows: readonly Row[], step: number, wantedHz: number | null): string | null {
+    const texts = rows.map((row) => this.#cell(row, this.#time).trim());
+    const dated = texts.some((text) => !isGap(text) && toNumber(text) === null);
+    const slow = wantedHz !== null && (1 / step < wantedHz / FAR_BELOW || 1 / step > wantedHz * FAR_ABOVE);
+    const near = (unitS: number): boolean => {
+      const rate = 1 / (step * unitS);
+      return rate >= wantedHz! / FAR_BELOW && rate <= wantedHz! * FAR_BELOW;
+    };
+    const found = dated || !slow ? undefined : Object.entries(UNITS).find(([, unitS]) => near(unitS));
+    this.unitS = found?.[1] ?? 1;
+    return dated ? "dates" : (found?.[0] ?? null);
   }
 
   #number(row: Row, column: number): number {
@@ -223,8 +187,9 @@ function exampleTable(where: string, header: readonly string[], form: Form, name
   const size = sizeOf(shape);
   const names = named ? header : header.map((_, k) => `column ${k + 1}`);
   const values = names.filter((name) => name !== LABEL && !form.targets.includes(name));
+  if (named && values.length === size + 1 && values[0] === "") values.shift(); // the index of a table
   if (named && channels.length === size && channels.every((name) => values.includes(name))) {
-    return new Table(where, names, form, channels);
+    return new Table(where, plain(names), form, channels);
   }
   if (values.length !== size || (named && channels.length === size)) {
     const byName = channels.length > 0 && window ? CSV.byName(channels.join(", ")) : "";
@@ -232,14 +197,17 @@ function exampleTable(where: string, header: readonly string[], form: Form, name
     const got = values.join(", ").slice(0, 200) + nearMiss(names, channels);
     throw new InputError(CSV.examples(where, `${byName}${size}`, `${input} (${shapeText(shape)})`, got));
   }
-  return new Table(where, names, form, values);
+  return new Table(where, plain(names), form, values);
+}
+
+function plain(names: readonly string[]): Columns {
+  return { names, factors: new Map(), time: null };
 }
 
 /** What may be wrong with a first row that does not name the channels; "" if nobody can say. */
 function nearMiss(names: readonly string[], channels: readonly string[]): string {
   const lacking = channels.filter((name) => !names.includes(name));
   const lower = new Set(names.map((name) => name.trim().toLowerCase()));
-  if (names.length === 1 && /[;\t]/.test(names[0]!)) return CSV.commas;
   if (lacking.length > 0 && channels.every((name) => lower.has(name.toLowerCase()))) {
     return CSV.letters;
   }
@@ -262,8 +230,10 @@ function exampleBlock(table: Table, rows: readonly Row[]): Block {
   };
 }
 
-async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>): Promise<CsvExamples> {
-  const stream = new SampleStream(table);
+async function readStream(
+  table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>, hints: string[],
+): Promise<CsvExamples> {
+  const stream = new SampleStream(table, hints);
   const windows = stream.push(begin);
   for await (const more of rows) windows.push(...stream.push(more));
   windows.push(...stream.flush());
@@ -271,7 +241,7 @@ async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterab
     const { window, rate_hz: rate } = table.form.preprocessing;
     throw new InputError(CSV.noWindow(table.where, `${window} at ${rate} Hz`, stream.count) + stream.lasted);
   }
-  return { blocks: [windowBlock(windows)], lost: stream.lost, hints: stream.hints };
+  return { blocks: [windowBlock(windows)], lost: stream.lost, hints };
 }
 
 export function windowBlock(windows: readonly Window[]): Block {
@@ -296,13 +266,14 @@ class SampleStream {
   #times: number[] = [];
   #timed = 0;
   #label = NO_LABEL;
-  readonly hints: string[] = [];
+  readonly hints: string[];
   /** First and last time, seconds. */
   #span: readonly [number, number] = [Infinity, -Infinity];
   count = 0;
 
-  constructor(table: Table) {
+  constructor(table: Table, hints: string[]) {
     this.#table = table;
+    this.hints = hints;
     const { rate_hz: rate } = table.form.preprocessing;
     // Samples without times come at the bundle's rate.
     this.#rateHz = table.time === null ? rate : null;
@@ -350,7 +321,32 @@ class SampleStream {
     const { rate_hz: wanted } = this.#table.form.preprocessing;
     if (waiting < RATE_SAMPLES) return false;
     if (wanted === null || waiting > MOST_WAITING_S * wanted) return true;
+    const stamps = 1 + this.#steps.length;
+    if (this.#table.unitS === null && 2 * stamps < this.#times.length && stamps < STAMPS) return false;
+    this.#findUnit();
     return isKnown(this.#times, wanted, this.#windowS);
+  }
+
+  /** Steps forward. */
+  get #steps(): number[] {
+    return this.#times.slice(1).map((time, k) => time - this.#times[k]!).filter((step) => step > 0);
+  }
+
+  /** Takes the unit of the times, if nothing says it, by the samples that wait. */
+  #findUnit(): void {
+    const steps = this.#steps;
+    const { time, unitS, form } = this.#table;
+    if (unitS !== null || time === null || steps.length === 0) return;
+    let step = median(steps);
+    if (2 * steps.length < this.#times.length) {
+      // Of stamps that are shared, their readings tell; the first may have had more.
+      const forward = this.#times.flatMap((one, k) => (k > 0 && one > this.#times[k - 1]! ? [k] : []));
+      const [begin, end] = [forward[0]!, forward.at(-1)!];
+      step = end > begin ? (this.#times[end]! - this.#times[begin]!) / (end - begin) : step / this.#times.length;
+    }
+    const found = this.#table.findUnit(this.#waiting, step, form.preprocessing.rate_hz);
+    if (found !== null) this.hints.push(CSV.timesIn(time, found));
+    this.#times = this.#times.map((one) => this.#table.unitS! * one);
   }
 
   get #windowS(): number {
@@ -359,6 +355,7 @@ class SampleStream {
   }
 
   #begin(): Window[] {
+    this.#findUnit();
     const rows = this.#waiting;
     this.#waiting = [];
     this.#rateHz = this.#foundRate();
@@ -368,8 +365,7 @@ class SampleStream {
 
   /** How fast samples come, by their times. */
   #foundRate(): number {
-    const times = this.#times;
-    const steps = times.slice(1).map((time, k) => time - times[k]!).filter((step) => step > 0);
+    const [times, steps] = [this.#times, this.#steps];
     const [where, column] = [this.#table.where, this.#table.time!];
     if (steps.length === 0) {
       const still = times.length > 0 && times.every((time) => time === times[0]);
@@ -454,13 +450,26 @@ class SampleStream {
 
 /** What to do where another unit of a known column's times gives the rate; else "". */
 function unitHint(column: string, rateHz: number, wantedHz: number): string {
-  const unitS = SECONDS[column]!;
+  const unitS = SECONDS[column] ?? (column === "time" ? 1 : null);
+  if (unitS === null) return "";
   const found = Object.entries(UNITS).find(([, otherS]) => {
     const rate = (rateHz * unitS) / otherS;
     return otherS !== unitS && rate >= wantedHz / FAR_BELOW && rate <= wantedHz * FAR_BELOW;
   });
   if (found === undefined) return "";
   return CSV.unit(found[0], Object.keys(SECONDS).find((known) => SECONDS[known] === found[1]) ?? null);
+}
+
+/** A number, or the seconds since 1970 of a date, without a zone in UTC; null: neither. */
+function toTime(text: string): number | null {
+  const number = toNumber(text);
+  const found = number === null ? DATE.exec(text) : null;
+  if (found === null) return number;
+  const [, year, month, day, hour = "00", minute = "00", second = "00", fraction = "0", zone = "Z"] = found;
+  const [, sign, hours = "0", minutes = "0"] = /^([+-])(\d\d):?(\d\d)?$/.exec(zone) ?? [];
+  const away = (sign === "-" ? -60 : 60) * (60 * Number(hours) + Number(minutes));
+  const wholeS = Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000;
+  return Number.isFinite(wholeS) ? wholeS + Number(`0.${fraction}`) - away : null;
 }
 
 function wordsOf({ size, rateHz, isShared }: Packets): string {

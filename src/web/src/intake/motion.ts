@@ -79,6 +79,24 @@ export function motionPlan(preprocessing: Preprocessing): MotionPlan {
   };
 }
 
+/** Units of columns, in m/s² or rad/s. */
+const ACCELERATIONS: Readonly<Record<string, number>> = {
+  "m/s^2": 1, "m/s²": 1, "m/s2": 1, "ms^-2": 1, "ms-2": 1, "m s-2": 1, "m/s/s": 1, g: GRAVITY, mg: GRAVITY / 1000,
+};
+const ROTATIONS: Readonly<Record<string, number>> = {
+  "rad/s": 1, "rad s-1": 1, "deg/s": Math.PI / 180, "°/s": Math.PI / 180, dps: Math.PI / 180, "deg s-1": Math.PI / 180,
+};
+
+/** From a unit to the one of a bundle's channel; null: one of them is not known. */
+export function factorOf(unit: string, channel: string, { channels, mean, std }: Preprocessing): number | null {
+  const quantityNamed = (name: string): Quantity | undefined => QUANTITIES.find(([pattern]) => pattern.test(name))?.[1];
+  const quantity = quantityNamed(channel);
+  const own = quantity === undefined ? undefined : (quantity === "rotation" ? ROTATIONS : ACCELERATIONS)[unit];
+  if (quantity === undefined || own === undefined || (mean.every((value) => value === 0) && std.every((value) => value === 1))) return null;
+  const mine = channels.flatMap((name, k) => (quantityNamed(name) === quantity ? [k] : []));
+  return own * PER_UNIT[unitOf(quantity, size(mine, mean, std))];
+}
+
 function quantityOf(name: string): readonly [Quantity, 0 | 1 | 2] {
   const axis = "xyz".indexOf(name.trim().at(-1)?.toLowerCase() ?? "-");
   const quantity = QUANTITIES.find(([pattern]) => pattern.test(name))?.[1];

@@ -30,16 +30,27 @@ for (const golden of GOLDEN.csv) {
   }
 }
 
-test("what only the command reads, other marks between cells and other names, is refused with the remedy", async () => {
-  await assert.rejects(hints(samples("time_s", 0.05).replaceAll(",", ";")), /expected commas between them/);
-  await assert.rejects(hints(samples("time_s", 0.05).replace("ax", "AX")), /small and capital letters differ/);
-});
+async function* sized(bytes: Uint8Array, size: number): AsyncGenerator<Uint8Array> {
+  for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size);
+}
 
-test("text in another encoding is refused", async () => {
-  async function* latin(): AsyncGenerator<Uint8Array> {
-    yield Uint8Array.of(0x61, 0xfc, 0x2c, 0x62, 0x0a);
+test("text in another encoding is read, and told where it was guessed", async () => {
+  const plain = samples("time_s", 0.05).replace("gx", "gx,größe").replaceAll(/(,\d)$/gm, "$1,ß");
+  const expected = (await readCsv(pieces(plain, 99), "'mine.csv'", FORM)).blocks;
+  const units = Uint16Array.from(`\ufeff${plain}`, (letter) => letter.charCodeAt(0));
+  const little = new Uint8Array(units.buffer);
+  const big = Uint8Array.from(little, (_, at) => little[at ^ 1]!);
+  const latin = Uint8Array.from(plain, (letter) => letter.charCodeAt(0));
+  const utf8 = new TextEncoder().encode(`\ufeff${plain}`);
+  for (const [bytes, guessed] of [[little, false], [big, false], [utf8, false], [latin, true]] as const) {
+    for (const size of [7, 1 << 16]) {
+      const found = await readCsv(sized(bytes, size), "'mine.csv'", FORM);
+      assert.deepEqual(found.blocks, expected);
+      assert.equal(found.hints.join().includes("not UTF-8"), guessed);
+    }
   }
-  await assert.rejects(readCsv(latin(), "'mine.csv'", FORM), /expected text in UTF-8/);
+  const other = Uint8Array.of(0x50, 0x4b, 3, 4, 0xff, 0, 0, 0xd8, 0x2c, 0x31, 10);
+  await assert.rejects(readCsv(sized(other, 99), "'mine.csv'", FORM), /expected text in UTF-8/);
 });
 
 test("windows that overlap say so, and those without a label are left out", async () => {
@@ -71,7 +82,10 @@ function samples(time: string, step: number): string {
 test("a column of times that is lacking, unknown or doubtful is told with what to do", async () => {
   assert.deepEqual(await hints(samples("time_s", 0.05)), []);
   assert.match((await hints("ax,ay,gx\n" + "1,2,3\n".repeat(40))).join(), /no column time_s or time_ms, .* 20 readings a second.*add such a column/);
-  assert.match((await hints(samples("Timestamp", 0.05))).join(), /its column 'Timestamp' was passed over.*name it time_s for seconds/);
+  assert.deepEqual(await hints(samples("Timestamp", 0.05)), []);
+  assert.match((await hints(samples("Timestamp", 50))).join(), /times in “Timestamp” were taken as milliseconds/);
+  const two = samples("Date", 0.05).replace("gx", "gx,Clock time").replaceAll(/(,\d)$/gm, "$1,5");
+  assert.match((await hints(two)).join(), /its column 'Date' was passed over.*name it time_s for seconds/);
   await assert.rejects(hints(samples("time_ms", 0.05)), /got 200 in 0\.00995 s by 'time_ms'; if it holds seconds, rename it time_s$/);
   await assert.rejects(hints(samples("time_s", 0.5)), /expected about 20 samples a second, at least a quarter, got 2 by its column 'time_s'; a sensor as slow/);
 });

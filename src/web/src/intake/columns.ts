@@ -1,0 +1,105 @@
+/** Columns of a table by what their names mean: channels, labels, times, as `edge/data/columns.py` has it. */
+
+import type { Preprocessing } from "../bundle/manifest.ts";
+import { CSV } from "../texts.ts";
+import { type Form } from "./examples.ts";
+import { factorOf } from "./motion.ts";
+
+export const LABEL = "label";
+const LABELS: ReadonlySet<string> = new Set(["label", "labels", "activity", "class"]);
+/** Seconds of a unit of the known columns of times; null: most often seconds. */
+export const SECONDS: Readonly<Record<string, number | null>> = { time_s: 1, time: null, time_ms: 1e-3 };
+const SHORT: Readonly<Record<string, string>> = {
+  accel: "acc", acceleration: "acc", accelerations: "acc", accelerometer: "acc", gyr: "gyro", gyroscope: "gyro",
+  magnetic: "mag", magnetometer: "mag", heartrate: "hr", temp: "temperature",
+};
+const TIMES: ReadonlySet<string> = new Set(["time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"]);
+const UNITS_S: Readonly<Record<string, number>> = {
+  s: 1, sec: 1, secs: 1, second: 1, seconds: 1, ms: 1e-3, msec: 1e-3, millis: 1e-3, milliseconds: 1e-3,
+  us: 1e-6, "µs": 1e-6, microseconds: 1e-6, ns: 1e-9, nanoseconds: 1e-9,
+};
+const UNIT = /[([]([^)\]]*)[)\]]\s*$/;
+const WORD = /[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+/g;
+const AXES = ["x", "y", "z"];
+
+/** A column that tells when rows were sampled; `unitS`: seconds of its unit, null: its name does not say. */
+export interface TimeColumn {
+  readonly name: string;
+  readonly unitS: number | null;
+}
+
+/** What the columns of a table are: their names, the bundle's own for channels and classes, and by what numbers are multiplied. */
+export interface Columns {
+  readonly names: readonly string[];
+  readonly factors: ReadonlyMap<string, number>;
+  readonly time: TimeColumn | null;
+}
+
+/** `told` takes what a person should know. */
+export function columnsOf(header: readonly string[], { preprocessing, classes }: Form, told: (hint: string) => void): Columns {
+  const { channels } = preprocessing;
+  let meant = new Map(meanings(header, channels.filter((name) => !header.includes(name))));
+  const known = new Set([...header, ...meant.values()]);
+  if (!channels.every((name) => known.has(name))) meant = new Map();
+  const factors = factorsOf(meant, preprocessing, told);
+  const labels = header.filter((name) => LABELS.has(name.trim().toLowerCase()));
+  if (!header.includes(LABEL) && labels.length === 1 && classes.length > 0) meant.set(labels[0]!, LABEL);
+  if (meant.size > 0) told(CSV.meant([...meant].map(([name, channel]) => `“${name}” is ${channel}`).join(", ")));
+  const names = header.map((name) => meant.get(name) ?? name);
+  return { names, factors, time: timeOf(names, channels) };
+}
+
+/** The column of a known name, or the only one whose name says that it holds times. */
+function timeOf(names: readonly string[], channels: readonly string[]): TimeColumn | null {
+  const known = Object.keys(SECONDS).find((name) => names.includes(name));
+  if (known !== undefined) return { name: known, unitS: SECONDS[known]! };
+  const used = new Set([...channels, LABEL]);
+  const found = names.filter((name) => !used.has(name) && [...wordsOf(name)].some((word) => TIMES.has(word)));
+  const [name, ...more] = found;
+  if (name === undefined || more.length > 0) return null;
+  const unit = UNIT.exec(name)?.[1];
+  const said = unit === undefined ? wordsOf(name) : new Set([unit.trim().toLowerCase()]);
+  const units = new Set([...said].flatMap((word) => UNITS_S[word] ?? []));
+  return { name, unitS: units.size === 1 ? [...units][0]! : null };
+}
+
+/** Columns and the channels that they mean, where each is meant by one. */
+function* meanings(header: readonly string[], channels: readonly string[]): Generator<[string, string]> {
+  const words = new Map(header.map((name) => [name, wordsOf(name.replace(UNIT, ""))]));
+  const wanted = channels.map(wordsOf);
+  const sensors = new Set(wanted.map((one) => keyOf([...one].filter((word) => !AXES.includes(word)))));
+  for (const [at, channel] of channels.entries()) {
+    const own = [...wanted[at]!];
+    const fitting = (key: string): string[] => [...words].filter(([, said]) => said.size > 0 && keyOf([...said]) === key).map(([name]) => name);
+    let found = fitting(keyOf(own));
+    // Of one sensor the axes alone may do, as in a file that is named after it.
+    if (found.length === 0 && sensors.size === 1) found = fitting(keyOf(own.filter((word) => AXES.includes(word))));
+    if (found.length === 1) yield [found[0]!, channel];
+  }
+}
+
+/** By channel: from the unit that its column names to the bundle's. */
+function factorsOf(meant: ReadonlyMap<string, string>, preprocessing: Preprocessing, told: (hint: string) => void): Map<string, number> {
+  const factors = new Map<string, number>();
+  const said = new Map<string, string[]>();
+  for (const [name, channel] of meant) {
+    const unit = UNIT.exec(name)?.[1];
+    if (unit === undefined) continue;
+    const factor = factorOf(unit.trim().toLowerCase(), channel, preprocessing);
+    factors.set(channel, factor ?? 1);
+    if (factor !== null && Math.abs(factor - 1) < 1e-9) continue;
+    const what = factor === null ? CSV.unitAsIs(unit) : CSV.unitTimes(unit, Number(factor.toPrecision(5)));
+    said.set(what, [...(said.get(what) ?? []), channel]);
+  }
+  for (const [what, channels] of said) told(`${channels.join(", ")}: ${what}`);
+  return factors;
+}
+
+/** Its words in small letters, each as what it is short for. */
+function wordsOf(name: string): ReadonlySet<string> {
+  return new Set((name.match(WORD) ?? []).map((word) => SHORT[word.toLowerCase()] ?? word.toLowerCase()));
+}
+
+function keyOf(words: readonly string[]): string {
+  return [...words].sort().join(" ");
+}
