@@ -134,8 +134,9 @@ class _Table:
 def _first_look(lines: Sequence[_Line], where: str, *, over: bool) -> _Table | None:
     """How the table is written, by its first two rows; None: they are not there yet.
 
-    Lines before it have another number of cells than the two that follow; one of names is wanted
-    behind them, since two lines of numbers may well be a table with a row that is wrong.
+    Lines before it have another number of cells than the two that follow, of which the second has
+    numbers; one of names is wanted behind them, since two lines of numbers may well be a table with
+    a row that is wrong.
     """
     looked = lines[:_LOOK_LINES]
     texts = [one.text for one in looked]
@@ -146,8 +147,12 @@ def _first_look(lines: Sequence[_Line], where: str, *, over: bool) -> _Table | N
         return None
     for place, (one, other) in enumerate(pairwise(texts)):
         separator = _separator_of(one)
-        found = _counted(one, separator)
-        if found < 2 or found != _counted(other, separator):
+        found = len(_cells_or_none(one, separator))
+        below = _cells_or_none(other, separator)
+        numbers = sum(_is_number(cell) for cell in below)
+        # Between the words of a sentence are blanks, too.
+        enough = 2 * numbers >= len(below) if separator == " " else numbers > 0
+        if found < 2 or found != len(below) or not enough:
             continue
         if place and _has_values(looked[place], where):
             break
@@ -186,13 +191,17 @@ def _separator_of(text: str) -> str:
     return " " if len(bare.split()) > 1 and '"' not in text else ","
 
 
-def _counted(text: str, separator: str) -> int:
-    """Cells of a row, without an empty one at its end; 0 if it is none."""
+def _cells_or_none(text: str, separator: str) -> list[str]:
+    """Cells of a row, without an empty one at its end; none if it is no row."""
     try:
         cells = cells_of(text, separator, "")
     except InputError:
-        return 0
-    return len(cells) - (len(cells) > 1 and not cells[-1].strip())
+        return []
+    return cells[:-1] if len(cells) > 1 and not cells[-1].strip() else cells
+
+
+def _is_number(cell: str) -> bool:
+    return is_value(cell.strip()) and not is_gap(cell)
 
 
 def cells_of(text: str, separator: str, where: str) -> list[str]:

@@ -271,6 +271,10 @@ _CSV = {
     "a row that is cut off": _samples(70) + "5,1",
     "comments": f"# of a logger\n\n// 2026\n{_samples(70)}",
     "lines before the table": f"Logger 3\nstart,12:00\n{_samples(70)}",
+    "a logger's own words before the table": "------- Data File Created By a Logger -------\n"
+    "Serial Number: X000\nStart Time 12:00:00\nStart Date 5/1/2024\n"
+    "Epoch Period (hh:mm:ss) 00:00:00\n"
+    f"Current Memory Address: 0\nBattery Voltage: 4.02   Mode = 12\n{_samples(70)}",
     "capital letters": _samples(70).replace("ax", "AX"),
     "units in names": _samples(70).replace("ax", "AX [g]").replace("ay", "AY [m/s^2]"),
     "units that nobody knows": _samples(70).replace("gx", "GX (furlong)"),

@@ -98,7 +98,7 @@ function isClosed(cells: readonly string[]): boolean {
 
 /**
  * How the table is written, by its first two rows; null: they are not there yet. Lines before it have another number
- * of cells than the two that follow; one of names is wanted behind them.
+ * of cells than the two that follow, of which the second has numbers; one of names is wanted behind them.
  */
 function firstLook(lines: readonly Line[], where: string, over: boolean, told: (hint: string) => void): TableRows | null {
   const looked = lines.slice(0, LOOK_LINES);
@@ -108,8 +108,12 @@ function firstLook(lines: readonly Line[], where: string, over: boolean, told: (
   if (looked.length < 2 && !over) return null;
   for (const [place, line] of looked.slice(0, -1).entries()) {
     const separator = separatorOf(line.text);
-    const count = counted(line.text, separator);
-    if (count < 2 || count !== counted(looked[place + 1]!.text, separator)) continue;
+    const count = cellsOrNone(line.text, separator).length;
+    const below = cellsOrNone(looked[place + 1]!.text, separator);
+    const numbers = below.filter((cell) => toNumber(cell) !== null).length;
+    // Between the words of a sentence are blanks, too.
+    const enough = separator === " " ? 2 * numbers >= below.length : numbers > 0;
+    if (count < 2 || count !== below.length || !enough) continue;
     if (place > 0 && hasValues(line, where)) break;
     if (place > 0) told(CSV.before(place));
     return written(line);
@@ -130,13 +134,13 @@ function separatorOf(text: string): string {
   return bare.trim().split(/\s+/).length > 1 && !text.includes('"') ? " " : ",";
 }
 
-/** Cells of a row, without an empty one at its end; 0 if it is none. */
-function counted(text: string, separator: string): number {
+/** Cells of a row, without an empty one at its end; none if it is no row. */
+function cellsOrNone(text: string, separator: string): readonly string[] {
   try {
     const cells = cellsOf(text, separator, "");
-    return cells.length - Number(isClosed(cells));
+    return isClosed(cells) ? cells.slice(0, -1) : cells;
   } catch (error) {
-    if (error instanceof InputError) return 0;
+    if (error instanceof InputError) return [];
     throw error;
   }
 }
