@@ -24,12 +24,12 @@ from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.tensors import TaskName
 from protofleet.wire.messages import FleetGain
 
-ENOUGH = 0.75
-"""Least probability that the personal model is the better one."""
+ENOUGH, ENOUGH_ALONE = 0.75, 0.8
+"""Least probability that the personal model is the better one; where no fleet has told anything."""
 _FEWEST_OWNERS = 3
 """Of fewer a fleet says nothing."""
-_ALONE = FleetGain(owners=0, mean=0.0, sd=0.1)
-"""Without a fleet: what training changes is as likely to do harm as good, by some points."""
+_ALONE = FleetGain(owners=0, mean=0.0, sd=0.2)
+"""Without a fleet: what training changes is as likely to do harm as good, by twenty points."""
 _LEAST_SD = 0.02
 """Owners differ by that much in any fleet."""
 _MOST_EXAMPLES = 200
@@ -85,7 +85,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def helps(self) -> bool:
         """Whether it is served."""
-        return self.probability >= ENOUGH
+        return self.probability >= (ENOUGH_ALONE if self.fleet is None else ENOUGH)
 
     @property
     def served(self) -> Literal["personal", "head", "bundle"]:
@@ -176,8 +176,10 @@ def fleet_gain(told: Iterable[tuple[float, int]]) -> FleetGain | None:
     if len(known) < _FEWEST_OWNERS:
         return None
     gains, counts = known[:, 0], np.minimum(known[:, 1], _MOST_EXAMPLES)
-    # Statistics tell no pairs: as few examples differ as can.
-    noise = (np.abs(gains) * (1 - np.abs(gains)) + 1 / (counts + 2)) / counts
+    # Statistics tell no pairs: as few examples differ as can. By the gain of all, since that of an
+    # owner whose few examples happen to agree would have no noise, and all the weight.
+    common = abs(float((gains * counts).sum() / counts.sum()))
+    noise = (common * (1 - common) + 1 / (counts + 2)) / counts
     weights = 1 / noise
     mean = float((weights * gains).sum() / weights.sum())
     excess = float((weights * np.square(gains - mean)).sum()) - (len(gains) - 1)

@@ -10,10 +10,11 @@ import type { TaskName } from "../strategies/types.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 import type { FleetGain } from "../wire/messages.ts";
 
-/** The z-score of the least probability that the personal model is the better one, 0.75. */
+/** The z-scores of the least probabilities that the personal model is the better one: 0.75, and 0.8 without a fleet. */
 const ENOUGH = 0.6744897501960817;
-/** Without a fleet: what training changes is as likely to do harm as good, by some points. */
-const ALONE: FleetGain = { owners: 0, mean: 0, sd: 0.1 };
+const ENOUGH_ALONE = 0.8416212335729143;
+/** Without a fleet: what training changes is as likely to do harm as good, by twenty points. */
+const ALONE: FleetGain = { owners: 0, mean: 0, sd: 0.2 };
 /** Owners differ by that much in any fleet. */
 const LEAST_SD = 0.02;
 /** Of a gain: a share of the examples, or of the error that there was. */
@@ -50,14 +51,14 @@ export function compare(task: LearningTask, before: Tensor, now: Tensor, y: Tens
   return { task: task.name, examples, before: had, now: mean(ours), gain, variance, fleet: null };
 }
 
-/** Whether the personal model is served: it is the better one with a probability of at least 0.75. */
+/** Whether the personal model is served: it is the better one with a probability of at least 0.75, or 0.8. */
 export function helps({ examples, gain, variance, fleet }: GateEvidence): boolean {
   if (examples === 0) return false;
   const prior = fleet ?? ALONE;
   const spread = Math.max(prior.sd, LEAST_SD) ** 2;
   const precision = 1 / spread + 1 / variance;
   const expected = (prior.mean / spread + gain / variance) / precision;
-  return expected * Math.sqrt(precision) >= ENOUGH;
+  return expected * Math.sqrt(precision) >= (fleet === null ? ENOUGH_ALONE : ENOUGH);
 }
 
 function mean(values: readonly number[]): number {
