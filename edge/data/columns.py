@@ -143,7 +143,12 @@ class Columns:
 
 
 def columns_of(
-    header: Sequence[str], manifest: Manifest, where: str, *, time: str | None = None
+    header: Sequence[str],
+    manifest: Manifest,
+    where: str,
+    *,
+    time: str | None = None,
+    is_timed: bool = True,
 ) -> Columns:
     """What the columns of a table are, by their names.
 
@@ -152,6 +157,8 @@ def columns_of(
         manifest: the bundle's.
         where: what to call the table in the log.
         time: the column of times, where a person has named it.
+        is_timed: whether a column may tell the times whose name only says so; not where a person
+            has said how fast rows come.
     """
     channels = manifest.preprocessing.channels
     meant = dict(_meant(header, [one for one in channels if one not in header]))
@@ -165,7 +172,10 @@ def columns_of(
         told = ", ".join(f"'{name}' is {channel}" for name, channel in meant.items())
         _log.warning("%s: columns by the meaning of their names: %s", where, told)
     names = [meant.get(name, name) for name in header]
-    return Columns(names=names, factors=factors, time=_time_of(names, channels, time))
+    found = _time_of(names, channels, time)
+    if found is not None and not (is_timed or found.is_given or found.name in SECONDS):
+        found = None
+    return Columns(names=names, factors=factors, time=found)
 
 
 def _time_of(names: Sequence[str], channels: Sequence[str], given: str | None) -> TimeColumn | None:

@@ -87,7 +87,7 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
         header, named = _given(columns, header, where), True
     meant = Columns(names=header)
     if named:
-        meant = columns_of(header, manifest, where, time=time)
+        meant = columns_of(header, manifest, where, time=time, is_timed=rate_hz is None)
         header = meant.names
     if named and _is_stream(header, manifest.preprocessing):
         if time is not None and time not in header:

@@ -179,7 +179,9 @@ class SampleStream:
         times = self._times[np.isfinite(self._times)]
         step = median_step(times)
         if step is None:
-            raise InputError(f"{where}: expected times that ascend, {_still(times, column)}")
+            raise InputError(
+                f"{where}: expected times that ascend, {_still(times, column)}{self._table.guessed}"
+            )
         if self._wanted_hz and (packets := find_packets(times, self._wanted_hz, self._window_s)):
             if packets.fits(self._wanted_hz):
                 return self._spread(packets, column)

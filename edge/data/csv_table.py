@@ -146,6 +146,13 @@ class Table:
         )
 
     @property
+    def guessed(self) -> str:
+        """What to do where the column of times was taken by its name and holds none; or ''."""
+        if self._is_sure or self.time in SECONDS:
+            return ""
+        return f"; --rate HZ if '{self.time}' holds no times, --time COLUMN if another one does"
+
+    @property
     def has_others(self) -> bool:
         """Whether there are columns that nothing uses."""
         return bool(self._others)
@@ -157,7 +164,7 @@ class Table:
         except (ValueError, OverflowError) as error:
             raise InputError(
                 f"{self.where}, line {row.line}, column '{self.time}': expected a number, got "
-                f"'{text[:40]}'; {UNITS}"
+                f"'{text[:40]}'; {UNITS}{self.guessed}"
             ) from error
 
     def _number(self, row: Row, column: int) -> float:

@@ -565,6 +565,15 @@ def test_times_whose_column_means_them_are_read_in_their_unit_and_told(
     assert ("times in" in caplog.text) == (said is not None)
 
 
+@pytest.mark.parametrize("cells", [lambda t: 21.5 + 0 * t, lambda t: ["Monday"] * len(t)])
+def test_a_column_that_only_sounds_like_times_may_be_passed_over(sensor, cells):
+    with pytest.raises(InputError, match="--rate HZ if 't' holds no times, --time COLUMN if"):
+        _named("t", cells, sensor)
+    np.testing.assert_allclose(
+        _named("t", cells, sensor, rate_hz=10.0), _named("time_s", lambda times: times, sensor)
+    )
+
+
 def test_a_slow_sensor_is_not_taken_for_a_fast_one_of_another_unit(sensor):
     """A reading a second, where ten are wanted, is none of a thousand a second."""
     lines = [f"{k},{k % 7},{k % 5}" for k in range(60)]
