@@ -108,6 +108,8 @@ _QUANTITIES = (
     ),
 )
 """As of ``src/web/src/intake/motion.ts``."""
+_MOST_LETTERS = 200
+"""Of a name that means anything."""
 _UNIT = re.compile(r"[(\[](?P<unit>[^)\]]*)[)\]]\s*$")
 _WORD = re.compile(r"[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+")
 
@@ -186,11 +188,15 @@ def _time_of(names: Sequence[str], channels: Sequence[str], given: str | None) -
     if known is not None:
         return TimeColumn(name=known, unit_s=SECONDS[known])
     others = [name for name in names if name not in {*channels, LABEL}]
-    found = [(name, words) for name in others if (words := _words(name)) & _TIMES]
+    found = [
+        (name, words)
+        for name in others
+        if len(name) <= _MOST_LETTERS and (words := _words(name)) & _TIMES
+    ]
     if len(found) != 1:
         return None
     ((name, words),) = found
-    unit = _UNIT.search(name)
+    unit = _unit_in(name)
     told = {unit["unit"].strip().lower()} if unit else words
     units = {seconds for word, seconds in _UNITS_S.items() if word in told}
     return TimeColumn(name=name, unit_s=units.pop() if len(units) == 1 else None)
@@ -198,7 +204,7 @@ def _time_of(names: Sequence[str], channels: Sequence[str], given: str | None) -
 
 def _meant(header: Sequence[str], channels: Sequence[str]) -> Iterable[tuple[str, str]]:
     """Columns and the channels that they mean, where each is meant by one."""
-    words = {name: _words(_UNIT.sub("", name)) for name in header}
+    words = {name: _words(_without_unit(name)) for name in header if len(name) <= _MOST_LETTERS}
     axes = [_words(channel) for channel in channels]
     sensors = {frozenset(one - set("xyz")) for one in axes}
     for channel, wanted in zip(channels, axes, strict=True):
@@ -217,7 +223,7 @@ def _factors(
     found: dict[str, float] = {}
     told: dict[str, list[str]] = {}
     for name, channel in meant.items():
-        if not (unit := _UNIT.search(name)):
+        if not (unit := _unit_in(name)):
             continue
         quantity = _quantity_of(channel)
         own = has = None
@@ -255,6 +261,14 @@ def _unit_of(quantity: _Quantity, preprocessing: Preprocessing) -> float | None:
 
 def _quantity_of(name: str) -> _Quantity | None:
     return next((one for one in _QUANTITIES if one.named.search(name)), None)
+
+
+def _unit_in(name: str) -> re.Match[str] | None:
+    return _UNIT.search(name) if len(name) <= _MOST_LETTERS else None
+
+
+def _without_unit(name: str) -> str:
+    return _UNIT.sub("", name)
 
 
 def _words(name: str) -> frozenset[str]:

@@ -14,7 +14,6 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 from protofleet.errors import InputError
@@ -82,9 +81,10 @@ def row_blocks(stream: ByteStream, where: str) -> Iterator[list[Row]]:
     """
     waiting: list[_Line] = []
     table: _Table | None = None
+    look = _FirstLook(where)
     for lines, over in _line_blocks(stream, where):
         waiting += [one for one in lines if one.text.strip() and not _is_comment(one.text)]
-        table = table or _first_look(waiting, where, over=over)
+        table = table or look.table(waiting, over=over)
         if table is None:
             continue
         found = [row for row in map(table.row, waiting) if row is not None]
@@ -131,55 +131,61 @@ class _Table:
         return Row(line.number, cells)
 
 
-def _first_look(lines: Sequence[_Line], where: str, *, over: bool) -> _Table | None:
-    """How the table is written, by its first two rows; None: they are not there yet.
+class _FirstLook:
+    """Finds how a table is written, by its first two rows.
 
     Lines before it have another number of cells than the two that follow, of which the second has
     numbers; one of names is wanted behind them, since two lines of numbers may well be a table with
-    a row that is wrong.
+    a row that is wrong. Each line is looked at once, however they come.
     """
-    looked = lines[:_LOOK_LINES]
-    texts = [one.text for one in looked]
-    if looked and _has_values(looked[0], where):
-        separator = _separator_of(texts[0])
-        return _told(_Table(where, separator, looked[0].number), separator, where)
-    if len(looked) < 2 and not over:
-        return None
-    for place, (one, other) in enumerate(pairwise(texts)):
-        separator = _separator_of(one)
-        found = len(_cells_or_none(one, separator))
-        below = _cells_or_none(other, separator)
-        numbers = sum(_is_number(cell) for cell in below)
-        # Between the words of a sentence are blanks, too.
-        enough = 2 * numbers >= len(below) if separator == " " else numbers > 0
-        if found < 2 or found != len(below) or not enough:
-            continue
-        if place and _has_values(looked[place], where):
-            break
-        if place:
-            _log.info("%s: %d lines before the table are passed over", where, place)
-        return _told(_Table(where, separator, looked[place].number), separator, where)
-    if not over and len(lines) < _LOOK_LINES:
-        return None
-    first = texts[0] if texts else ""
-    return _told(
-        _Table(where, _separator_of(first), looked[0].number if looked else 1),
-        _separator_of(first),
-        where,
-    )
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._next = 0
+        self._begun = False
+
+    def table(self, lines: Sequence[_Line], *, over: bool) -> _Table | None:
+        """The table in the lines that have come; None: more have to."""
+        looked = lines[:_LOOK_LINES]
+        if looked and not self._begun:
+            self._begun = True
+            if _has_values(looked[0], self._where):
+                return self._from(looked[0])
+        while self._next + 1 < len(looked):
+            place, self._next = self._next, self._next + 1
+            if not _is_head(looked[place].text, looked[place + 1].text):
+                continue
+            if place and _has_values(looked[place], self._where):
+                return self._from(looked[0])
+            if place:
+                _log.info("%s: %d lines before the table are passed over", self._where, place)
+            return self._from(looked[place])
+        if not over and len(lines) < _LOOK_LINES:
+            return None
+        return self._from(looked[0] if looked else _Line(1, "", whole=True))
+
+    def _from(self, line: _Line) -> _Table:
+        separator = _separator_of(line.text)
+        if separator != ",":
+            name = {"\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}[separator]
+            _log.info("%s: cells between %s, decimal commas or points", self._where, name)
+        return _Table(self._where, separator, line.number)
+
+
+def _is_head(text: str, below: str) -> bool:
+    """Whether a line may name the columns of the row below it."""
+    separator = _separator_of(text)
+    found, cells = len(_cells_or_none(text, separator)), _cells_or_none(below, separator)
+    numbers = sum(_is_number(cell) for cell in cells)
+    # Between the words of a sentence are blanks, too.
+    enough = 2 * numbers >= len(cells) if separator == " " else numbers > 0
+    return found > 1 and found == len(cells) and enough
 
 
 def _has_values(line: _Line, where: str) -> bool:
     """Whether a row has no names."""
     cells = cells_of(line.text, _separator_of(line.text), f"{where}, line {line.number}")
     return all(is_value(cell.strip()) for cell in cells)
-
-
-def _told(table: _Table, separator: str, where: str) -> _Table:
-    if separator != ",":
-        name = {"\t": "tabs", ";": "semicolons", "|": "bars", " ": "blanks"}[separator]
-        _log.info("%s: cells between %s, decimal commas or points", where, name)
-    return table
 
 
 def _separator_of(text: str) -> str:

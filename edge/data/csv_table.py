@@ -25,6 +25,9 @@ from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
 
+_MOST_TOLD = 10
+"""Labels that are no classes."""
+
 
 def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
     """True values of examples that have none."""
@@ -36,22 +39,29 @@ def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
 class _Labels:
     """Class names and numbers, as a column holds them."""
 
-    def __init__(self, classes: tuple[str, ...]) -> None:
-        self._classes = classes
+    def __init__(self, classes: tuple[str, ...], where: str) -> None:
+        self._classes, self._where = classes, where
         self._known = {str(k): k for k in range(len(classes))}
         self._known |= {name: k for k, name in enumerate(classes)}
+        self._told: set[str] = set()
 
-    def index(self, text: str, where: str) -> int:
-        """The class's number, -1 for none; raises InputError for what is no class."""
-        found = self._known.get(text.strip())
-        if found is None and is_gap(text):
-            return NO_LABEL
-        if found is None:
-            raise InputError(
-                f"{where}: expected a class as label, {', '.join(self._classes)}, or its number, "
-                f"got '{text.strip()[:40]}'"
+    def index(self, text: str, line: int) -> int:
+        """The class's number, -1 for none; a name that is no class is told once."""
+        name = text.strip()
+        found = self._known.get(name)
+        if found is not None:
+            return found
+        if not is_gap(name) and name not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(name)
+            _log.warning(
+                "%s, line %d: label '%s' is none of the classes %s; what has it counts as without "
+                "a label",
+                self._where,
+                line,
+                name[:40],
+                ", ".join(self._classes),
             )
-        return found
+        return NO_LABEL
 
 
 class Table:
@@ -81,7 +91,7 @@ class Table:
         self.columns = [header.index(name) for name in names]
         self._factors = np.array([columns.factors.get(name, 1.0) for name in names])
         self._label = header.index(LABEL) if LABEL in header else None
-        self._labels = _Labels(manifest.classes)
+        self._labels = _Labels(manifest.classes, where)
         self.manifest = manifest
         told = manifest.targets and set(manifest.targets) <= set(header)
         self._targets = [header.index(name) for name in manifest.targets] if told else []
@@ -112,10 +122,7 @@ class Table:
         """``(rows,)``, -1 for none."""
         if self._label is None or not self.manifest.classes:
             return np.full(len(rows), NO_LABEL, np.int64)
-        found = [
-            self._labels.index(self._cell(row, self._label), f"{self.where}, line {row.line}")
-            for row in rows
-        ]
+        found = [self._labels.index(self._cell(row, self._label), row.line) for row in rows]
         return np.array(found, np.int64)
 
     def times_s(self, rows: Sequence[Row]) -> NDArray[np.float64] | None:

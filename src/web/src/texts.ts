@@ -323,8 +323,8 @@ export const CSV = {
   encoding: (where: string) => `${where}: expected text in UTF-8; save it as a CSV in UTF-8`,
   row: (where: string) => `${where}: not a row of a CSV; expected a newline after each row, and quotes that close in it`,
   twice: (where: string, column: string) => `${where}: expected one column '${column}', got several`,
-  label: (where: string, classes: string, got: string) =>
-    `${where}: expected a class as label, ${classes}, or its number, got '${got}'`,
+  label: (line: number, got: string, classes: string) =>
+    `Line ${line}: label “${got}” is none of the classes ${classes}; what has it counts as without a label.`,
   column: (where: string, column: string, name: string) =>
     `${where}, ${column === name ? column : `${column} ('${name}')`}`,
   columnOf: (column: number) => `column ${column}`,

@@ -18,6 +18,8 @@ const UNITS_S: Readonly<Record<string, number>> = {
   s: 1, sec: 1, secs: 1, second: 1, seconds: 1, ms: 1e-3, msec: 1e-3, millis: 1e-3, milliseconds: 1e-3,
   us: 1e-6, "µs": 1e-6, microseconds: 1e-6, ns: 1e-9, nanoseconds: 1e-9,
 };
+/** Letters of a name that means anything. */
+const MOST_LETTERS = 200;
 const UNIT = /[([]([^)\]]*)[)\]]\s*$/;
 const WORD = /[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+/g;
 const AXES = ["x", "y", "z"];
@@ -54,7 +56,7 @@ function timeOf(names: readonly string[], channels: readonly string[]): TimeColu
   const known = Object.keys(SECONDS).find((name) => names.includes(name));
   if (known !== undefined) return { name: known, unitS: SECONDS[known]! };
   const used = new Set([...channels, LABEL]);
-  const found = names.filter((name) => !used.has(name) && [...wordsOf(name)].some((word) => TIMES.has(word)));
+  const found = names.filter((name) => name.length <= MOST_LETTERS && !used.has(name) && [...wordsOf(name)].some((word) => TIMES.has(word)));
   const [name, ...more] = found;
   if (name === undefined || more.length > 0) return null;
   const unit = UNIT.exec(name)?.[1];
@@ -65,7 +67,8 @@ function timeOf(names: readonly string[], channels: readonly string[]): TimeColu
 
 /** Columns and the channels that they mean, where each is meant by one. */
 function* meanings(header: readonly string[], channels: readonly string[]): Generator<[string, string]> {
-  const words = new Map(header.map((name) => [name, wordsOf(name.replace(UNIT, ""))]));
+  const short = header.filter((name) => name.length <= MOST_LETTERS);
+  const words = new Map(short.map((name) => [name, wordsOf(name.replace(UNIT, ""))]));
   const wanted = channels.map(wordsOf);
   const sensors = new Set(wanted.map((one) => keyOf([...one].filter((word) => !AXES.includes(word)))));
   for (const [at, channel] of channels.entries()) {

@@ -26,6 +26,8 @@ const UNITS: Readonly<Record<string, number>> = {
   seconds: 1, milliseconds: 1e-3, microseconds: 1e-6, nanoseconds: 1e-9, days: 86_400,
 };
 const DATE = /^(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?(Z|[+-]\d\d(?::?\d\d)?)?)?$/;
+/** Labels that are no classes. */
+const MOST_TOLD = 10;
 /** Different times by which the unit of times is known that several samples share. */
 const STAMPS = 4;
 /** By how much a stream's rate may be below the bundle's before its times are refused. */
@@ -56,9 +58,9 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   const header = columns.names;
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {
-    return readStream(new Table(where, columns, form, form.preprocessing.channels), begin, rows, hints);
+    return readStream(new Table(where, columns, form, form.preprocessing.channels, hints), begin, rows);
   }
-  const table = exampleTable(where, header, form, named);
+  const table = exampleTable(where, header, form, named, hints);
   const blocks = begin.length > 0 ? [exampleBlock(table, begin)] : [];
   for await (const more of rows) blocks.push(exampleBlock(table, more));
   return { blocks, lost: null, hints };
@@ -74,6 +76,7 @@ class Table {
   readonly #label: number;
   readonly #classes: ReadonlyMap<string, number>;
   readonly #targets: readonly number[];
+  readonly #told = new Set<string>();
   readonly #factors: readonly number[];
   readonly #time: number;
   readonly header: readonly string[];
@@ -87,6 +90,7 @@ class Table {
     { names: header, factors, time }: Columns,
     readonly form: Form,
     values: readonly string[],
+    readonly hints: string[],
   ) {
     this.header = header;
     const used = new Set([...values, LABEL, ...form.targets, ...Object.keys(SECONDS)]);
@@ -119,11 +123,12 @@ class Table {
     if (this.#label < 0) return NO_LABEL;
     const text = this.#cell(row, this.#label).trim();
     const found = this.#classes.get(text);
-    if (found === undefined && isGap(text)) return NO_LABEL;
-    if (found === undefined) {
-      throw new InputError(CSV.label(this.#at(row), this.form.classes.join(", "), text.slice(0, 40)));
+    if (found !== undefined) return found;
+    if (!isGap(text) && !this.#told.has(text) && this.#told.size < MOST_TOLD) {
+      this.#told.add(text);
+      this.hints.push(CSV.label(row.line, text.slice(0, 40), this.form.classes.join(", ")));
     }
-    return found;
+    return NO_LABEL;
   }
 
   /** Seconds; null without a column of times. */
@@ -182,14 +187,16 @@ class Table {
 }
 
 /** The columns of examples, one per row. */
-function exampleTable(where: string, header: readonly string[], form: Form, named: boolean): Table {
+function exampleTable(
+  where: string, header: readonly string[], form: Form, named: boolean, hints: string[],
+): Table {
   const { input_shape: shape, channels, window } = form.preprocessing;
   const size = sizeOf(shape);
   const names = named ? header : header.map((_, k) => `column ${k + 1}`);
   const values = names.filter((name) => name !== LABEL && !form.targets.includes(name));
   if (named && values.length === size + 1 && values[0] === "") values.shift(); // the index of a table
   if (named && channels.length === size && channels.every((name) => values.includes(name))) {
-    return new Table(where, plain(names), form, channels);
+    return new Table(where, plain(names), form, channels, hints);
   }
   if (values.length !== size || (named && channels.length === size)) {
     const byName = channels.length > 0 && window ? CSV.byName(channels.join(", ")) : "";
@@ -197,7 +204,7 @@ function exampleTable(where: string, header: readonly string[], form: Form, name
     const got = values.join(", ").slice(0, 200) + nearMiss(names, channels);
     throw new InputError(CSV.examples(where, `${byName}${size}`, `${input} (${shapeText(shape)})`, got));
   }
-  return new Table(where, plain(names), form, values);
+  return new Table(where, plain(names), form, values, hints);
 }
 
 function plain(names: readonly string[]): Columns {
@@ -230,10 +237,8 @@ function exampleBlock(table: Table, rows: readonly Row[]): Block {
   };
 }
 
-async function readStream(
-  table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>, hints: string[],
-): Promise<CsvExamples> {
-  const stream = new SampleStream(table, hints);
+async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>): Promise<CsvExamples> {
+  const stream = new SampleStream(table);
   const windows = stream.push(begin);
   for await (const more of rows) windows.push(...stream.push(more));
   windows.push(...stream.flush());
@@ -241,7 +246,7 @@ async function readStream(
     const { window, rate_hz: rate } = table.form.preprocessing;
     throw new InputError(CSV.noWindow(table.where, `${window} at ${rate} Hz`, stream.count) + stream.lasted);
   }
-  return { blocks: [windowBlock(windows)], lost: stream.lost, hints };
+  return { blocks: [windowBlock(windows)], lost: stream.lost, hints: table.hints };
 }
 
 export function windowBlock(windows: readonly Window[]): Block {
@@ -271,9 +276,9 @@ class SampleStream {
   #span: readonly [number, number] = [Infinity, -Infinity];
   count = 0;
 
-  constructor(table: Table, hints: string[]) {
+  constructor(table: Table) {
     this.#table = table;
-    this.hints = hints;
+    this.hints = table.hints;
     const { rate_hz: rate } = table.form.preprocessing;
     // Samples without times come at the bundle's rate.
     this.#rateHz = table.time === null ? rate : null;

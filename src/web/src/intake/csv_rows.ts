@@ -55,9 +55,10 @@ export async function* rowBlocks(
 ): AsyncGenerator<Row[]> {
   let waiting: Line[] = [];
   let table: TableRows | null = null;
+  const look = new FirstLook(where, told);
   for await (const { lines, over } of lineBlocks(pieces, where, told)) {
     waiting.push(...lines.filter(({ text }) => text.trim() !== "" && !COMMENT.test(text)));
-    table ??= firstLook(waiting, where, over, told);
+    table ??= look.table(waiting, over);
     if (table === null) continue;
     const rows = table;
     const found = waiting.flatMap((line) => rows.row(line) ?? []);
@@ -97,29 +98,49 @@ function isClosed(cells: readonly string[]): boolean {
 }
 
 /**
- * How the table is written, by its first two rows; null: they are not there yet. Lines before it have another number
- * of cells than the two that follow, of which the second has numbers; one of names is wanted behind them.
+ * Finds how a table is written, by its first two rows. Lines before it have another number of cells than the two that
+ * follow, of which the second has numbers; one of names is wanted behind them. Each line is looked at once.
  */
-function firstLook(lines: readonly Line[], where: string, over: boolean, told: (hint: string) => void): TableRows | null {
-  const looked = lines.slice(0, LOOK_LINES);
-  const [first] = looked;
-  const written = ({ text, number }: Line): TableRows => new TableRows(where, separatorOf(text), number, told);
-  if (first !== undefined && hasValues(first, where)) return written(first);
-  if (looked.length < 2 && !over) return null;
-  for (const [place, line] of looked.slice(0, -1).entries()) {
-    const separator = separatorOf(line.text);
-    const count = cellsOrNone(line.text, separator).length;
-    const below = cellsOrNone(looked[place + 1]!.text, separator);
-    const numbers = below.filter((cell) => toNumber(cell) !== null).length;
-    // Between the words of a sentence are blanks, too.
-    const enough = separator === " " ? 2 * numbers >= below.length : numbers > 0;
-    if (count < 2 || count !== below.length || !enough) continue;
-    if (place > 0 && hasValues(line, where)) break;
-    if (place > 0) told(CSV.before(place));
-    return written(line);
+class FirstLook {
+  #next = 0;
+  #begun = false;
+
+  constructor(readonly where: string, readonly told: (hint: string) => void) {}
+
+  /** The table in the lines that have come; null: more have to. */
+  table(lines: readonly Line[], over: boolean): TableRows | null {
+    const looked = lines.slice(0, LOOK_LINES);
+    const [first] = looked;
+    if (first !== undefined && !this.#begun) {
+      this.#begun = true;
+      if (hasValues(first, this.where)) return this.#from(first);
+    }
+    while (this.#next + 1 < looked.length) {
+      const place = this.#next++;
+      const line = looked[place]!;
+      if (!isHead(line.text, looked[place + 1]!.text)) continue;
+      if (place > 0 && hasValues(line, this.where)) return this.#from(first!);
+      if (place > 0) this.told(CSV.before(place));
+      return this.#from(line);
+    }
+    if (!over && lines.length < LOOK_LINES) return null;
+    return first === undefined ? null : this.#from(first);
   }
-  if (!over && lines.length < LOOK_LINES) return null;
-  return first === undefined ? null : written(first);
+
+  #from({ text, number }: Line): TableRows {
+    return new TableRows(this.where, separatorOf(text), number, this.told);
+  }
+}
+
+/** Whether a line may name the columns of the row below it. */
+function isHead(text: string, below: string): boolean {
+  const separator = separatorOf(text);
+  const count = cellsOrNone(text, separator).length;
+  const cells = cellsOrNone(below, separator);
+  const numbers = cells.filter((cell) => toNumber(cell) !== null).length;
+  // Between the words of a sentence are blanks, too.
+  const enough = separator === " " ? 2 * numbers >= cells.length : numbers > 0;
+  return count > 1 && count === cells.length && enough;
 }
 
 function hasValues({ text, number }: Line, where: string): boolean {
