@@ -81,10 +81,10 @@ describe("store", { skip: findChromium() === null && "no Chromium is installed" 
 
     const found = new Set<number>();
     for (let step = 0; step < states.length - 1; step += 1) {
-      for (const wait of [0, 3, 12, 40]) found.add(await killed(step, wait));
+      for (const wait of [0, 20]) found.add(await killed(step, wait));
     }
-    // On a busy machine 40 ms are too few for any step, on a fast one 0 ms too many.
-    for (let wait = 160; !found.has(1) && wait < 20_000; wait *= 4) found.add(await killed(states.length - 2, wait));
+    // On a busy machine 20 ms are too few for any step, on a fast one 0 ms too many.
+    for (let wait = 80; !found.has(1) && wait < 20_000; wait *= 4) found.add(await killed(states.length - 2, wait));
     for (let step = 0; !found.has(0) && step < states.length - 1; step += 1) found.add(await killed(step, -1));
     assert.equal(found.size, 2, "killed too early or too late each time");
   });
