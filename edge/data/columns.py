@@ -174,19 +174,22 @@ def columns_of(
         told = ", ".join(f"'{name}' is {channel}" for name, channel in meant.items())
         _log.warning("%s: columns by the meaning of their names: %s", where, told)
     names = [meant.get(name, name) for name in header]
-    found = _time_of(names, channels, time)
-    if found is not None and not (is_timed or found.is_given or found.name in SECONDS):
-        found = None
+    found = _given_time(names, time)
+    if found is None and is_timed:
+        found = _time_of(names, channels)
     return Columns(names=names, factors=factors, time=found)
 
 
-def _time_of(names: Sequence[str], channels: Sequence[str], given: str | None) -> TimeColumn | None:
-    """The column that is given, of a known name, or the only one whose name says that it is."""
+def _given_time(names: Sequence[str], given: str | None) -> TimeColumn | None:
+    """The column that a person has named, or that has a known name."""
     if given is not None:
         return TimeColumn(name=given, unit_s=SECONDS.get(given), is_given=True)
     known = next((name for name in SECONDS if name in names), None)
-    if known is not None:
-        return TimeColumn(name=known, unit_s=SECONDS[known])
+    return None if known is None else TimeColumn(name=known, unit_s=SECONDS[known])
+
+
+def _time_of(names: Sequence[str], channels: Sequence[str]) -> TimeColumn | None:
+    """The only column whose name says that it holds times; None: there is none, or several."""
     others = [name for name in names if name not in {*channels, LABEL}]
     found = [
         (name, words)
@@ -236,7 +239,7 @@ def _factors(
         how = (
             f"times {found[channel]:.5g}, as the bundle's"
             if own and has
-            else ("as they are, since the bundle does not tell its unit")
+            else "as they are, since the bundle does not tell its unit"
         )
         told.setdefault(f"in {unit['unit']}, taken {how}", []).append(channel)
     for what, channels in told.items():

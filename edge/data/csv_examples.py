@@ -33,6 +33,8 @@ from protofleet.edge.data.csv_table import Table, unknown
 from protofleet.edge.data.intake import Window
 from protofleet.errors import InputError
 
+_UNNAMED = "; --columns NAME,... names them where no row does"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
@@ -136,10 +138,11 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
     if len(values) != size or (named and len(channels) == size):
         by_name = f"a first row that names the columns {', '.join(channels)} of sensor samples, or "
         shape = f"channels {', '.join(channels)}" if channels else "input"
+        hint = _near_miss(names, channels) if named else _UNNAMED
         raise InputError(
             f"{where}: expected {by_name if channels and preprocessing.window else ''}{size} "
             f"numbers of an example in each row ({shape} {preprocessing.input_shape}), got the "
-            f"columns {', '.join(values)[:200]}{_near_miss(names, channels)}"
+            f"columns {', '.join(values)[:200]}{hint}"
         )
     return Table(where, Columns(names=names), manifest, values)
 

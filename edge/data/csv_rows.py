@@ -109,7 +109,6 @@ class _Table:
     def __init__(self, where: str, separator: str, first: int) -> None:
         self._where, self._separator, self._first = where, separator, first
         self._columns: int | None = None
-        self._closed = False
 
     def row(self, line: _Line) -> Row | None:
         """The row of a line; None: it is none of the table, or was cut off."""
@@ -118,9 +117,9 @@ class _Table:
         cells = cells_of(line.text, self._separator, f"{self._where}, line {line.number}")
         if self._columns is None:
             # A separator behind the last name, which then stands behind the last value, too.
-            self._closed = len(cells) > 1 and not cells[-1].strip()
-            self._columns = len(cells) - self._closed
-            return Row(line.number, cells[: self._columns])
+            cells = _opened(cells)
+            self._columns = len(cells)
+            return Row(line.number, cells)
         if len(cells) == self._columns + 1 and not cells[-1].strip():
             cells = cells[:-1]
         if len(cells) < self._columns and not line.whole:
@@ -200,9 +199,13 @@ def _separator_of(text: str) -> str:
 def _cells_or_none(text: str, separator: str) -> list[str]:
     """Cells of a row, without an empty one at its end; none if it is no row."""
     try:
-        cells = cells_of(text, separator, "")
+        return _opened(cells_of(text, separator, ""))
     except InputError:
         return []
+
+
+def _opened(cells: list[str]) -> list[str]:
+    """Without the empty cell that a separator at the end of a row makes."""
     return cells[:-1] if len(cells) > 1 and not cells[-1].strip() else cells
 
 

@@ -131,6 +131,7 @@ def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
     [
         ("time_s,ax", "0,1", r"got the columns time_s, ax; it lacks ay$"),
         ("time_s,AX,BX", "0,1,2", r"got the columns time_s, AX, BX$"),
+        ("0,1,2", "1,1,2", r"got the columns .*; --columns NAME,\.\.\. names them where no row"),
         ("time_s,ax,ay", "0,1,2\n0.1,1,2", r"a window, 8 at 10 Hz, got 2$"),
         ("time_s,ax,ay", "5,1,2\n4,1,2\n3,1,2", r"got 5, 4, 3, …; sort the rows by 'time_s'$"),
     ],
