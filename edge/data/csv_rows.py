@@ -81,10 +81,10 @@ def row_blocks(stream: ByteStream, where: str) -> Iterator[list[Row]]:
     """
     waiting: list[_Line] = []
     table: _Table | None = None
-    look = _FirstLook(where)
+    sniffer = _Sniffer(where)
     for lines, over in _line_blocks(stream, where):
         waiting += [one for one in lines if one.text.strip() and not _is_comment(one.text)]
-        table = table or look.table(waiting, over=over)
+        table = table or sniffer.table(waiting, over=over)
         if table is None:
             continue
         found = [row for row in map(table.row, waiting) if row is not None]
@@ -130,7 +130,7 @@ class _Table:
         return Row(line.number, cells)
 
 
-class _FirstLook:
+class _Sniffer:
     """Finds how a table is written, by its first two rows.
 
     Lines before it have another number of cells than the two that follow, of which the second has

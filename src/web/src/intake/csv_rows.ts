@@ -55,10 +55,10 @@ export async function* rowBlocks(
 ): AsyncGenerator<Row[]> {
   let waiting: Line[] = [];
   let table: TableRows | null = null;
-  const look = new FirstLook(where, told);
+  const sniffer = new Sniffer(where, told);
   for await (const { lines, over } of lineBlocks(pieces, where, told)) {
     waiting.push(...lines.filter(({ text }) => text.trim() !== "" && !COMMENT.test(text)));
-    table ??= look.table(waiting, over);
+    table ??= sniffer.table(waiting, over);
     if (table === null) continue;
     const rows = table;
     const found = waiting.flatMap((line) => rows.row(line) ?? []);
@@ -101,7 +101,7 @@ function isClosed(cells: readonly string[]): boolean {
  * Finds how a table is written, by its first two rows. Lines before it have another number of cells than the two that
  * follow, of which the second has numbers; one of names is wanted behind them. Each line is looked at once.
  */
-class FirstLook {
+class Sniffer {
   #next = 0;
   #begun = false;
 
