@@ -18,6 +18,7 @@ from protofleet.edge.data.examples import Examples
 from protofleet.edge.learning.meter import Meter, measure_windows
 from protofleet.edge.learning.training import EVALUATION_BATCH, Learner, LocalData, check_data
 from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
+from protofleet.edge.owner.policy import POLICY_FILE, Use, read_policy
 from protofleet.edge.state.journal import JOURNAL, Journal, PersonalState, bundle_path, read_journal
 from protofleet.edge.state.store import load_state, read_in_use
 from protofleet.edge.state.stores import only_store
@@ -38,8 +39,6 @@ from protofleet.strategies.types import ClientState, Payload, Score
 from protofleet.tensors import Network
 
 Served = Literal["personal", "head", "bundle"]
-Use = Literal["auto", "personal", "head", "bundle"]
-"""Which model is asked for; ``auto``: the gate says."""
 _WHICH: Mapping[Use, Callable[[Journal], PersonalState | None]] = {
     "auto": lambda journal: journal.best,
     "personal": lambda journal: journal.in_use,
@@ -84,12 +83,14 @@ class StoreSource:
         given: the bundle, where the caller has named it.
         personal: what the store's journal said.
         use: which model was asked for.
+        wanted: what the owner's policy makes of that.
     """
 
     folder: Path
     given: Bundle | None
     personal: PersonalState
     use: Use
+    wanted: Use
 
 
 class PersonalModel:
@@ -251,10 +252,10 @@ class PersonalModel:
         return percentiles(meter.take().infer_ms, 50, 95, 99)
 
     def refresh(self) -> bool:
-        """Go on with the model of the newest round that has counted.
+        """Go on with the model of the newest round that has counted, or that is pinned since.
 
         Returns:
-            Whether there was a newer one.
+            Whether there was another one.
 
         Raises:
             ProtofleetError: as ``open_personal``.
@@ -262,7 +263,9 @@ class PersonalModel:
         source = self._source
         if source is None:
             return False
-        if _WHICH[source.use](read_journal(source.folder)) == source.personal:
+        wanted = _wanted(source.folder, source.use)
+        newest = _WHICH[wanted](read_journal(source.folder))
+        if (wanted, newest) == (source.wanted, source.personal):
             return False
         self._source, self.model = _in_use(source.folder, source.given, source.use)
         self._classifier = self._opened()
@@ -303,7 +306,8 @@ def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its n
         trusted: raw public keys whose signature on ``bundle`` counts; empty: those of the user's
             trust store. What a store keeps was checked when its device joined.
         use: ``personal``, ``head`` (trained alone, by ``device personalise`` or before the first
-            round) or ``bundle``, whatever helps; ``auto``: what does.
+            round) or ``bundle``, whatever helps; ``auto``: what the owner's policy has pinned
+            (``use`` of ``policy.toml`` in the store), and else what helps.
         backend: who runs the programs.
         threads: of the runtime.
 
@@ -311,8 +315,8 @@ def open_personal(  # noqa: PLR0913 - which model and who runs it, each by its n
         The model.
 
     Raises:
-        InputError: no store, several, one without a finished round, no such backend, or ``use`` is
-            none of the four.
+        InputError: no store, several, one without a finished round, no such backend, ``use`` is
+            none of the four, or the policy cannot be read.
         ProvisionError: the store is damaged or belongs to another bundle, or the backend cannot run
             the bundle.
         RefusedError: the bundle is not what was signed, or its signer is not trusted.
@@ -363,6 +367,7 @@ def _training_of(bundle: Bundle) -> dict[str, Any]:
 
 def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, OpenedModel]:
     """The model that a store's journal names, or the bundle's own where that serves better."""
+    wanted = _wanted(folder, use)
 
     def read(personal: PersonalState) -> tuple[StoreSource, OpenedModel]:
         state = load_state(folder, personal.state)  # at once: a newer round may take its place
@@ -374,9 +379,11 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
                 "leave --bundle out, or give the one that the device joined with"
             )
         strategy = build(personal.strategy, personal.settings, bundle.model())
-        served, reason = _served(personal.state.evidence, use)
+        served, reason = _served(personal.state.evidence, wanted, pinned=wanted != use)
         own = served != "bundle"
-        source = StoreSource(folder=folder, given=given, personal=personal, use=use)
+        source = StoreSource(
+            folder=folder, given=given, personal=personal, use=use, wanted=wanted
+        )
         return source, OpenedModel(
             bundle=bundle,
             network=strategy.client_model(state) if own else bundle.model().network,
@@ -388,18 +395,23 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
             reason=reason,
         )
 
-    if use == "head" and (folder / JOURNAL).exists() and read_journal(folder).head is None:
+    if wanted == "head" and (folder / JOURNAL).exists() and read_journal(folder).head is None:
         raise InputError(
             f"device store '{folder}': no head was trained alone; train one: protofleet device "
             "personalise"
         )
-    return read_in_use(folder, read, _WHICH[use])
+    return read_in_use(folder, read, _WHICH[wanted])
 
 
-def _served(evidence: GateEvidence | None, use: Use) -> tuple[Served, str]:
+def _wanted(folder: Path, use: Use) -> Use:
+    """What is asked for; where that is nothing in particular, what the owner has pinned."""
+    return read_policy(folder / POLICY_FILE, {}).use if use == "auto" else use
+
+
+def _served(evidence: GateEvidence | None, wanted: Use, *, pinned: bool) -> tuple[Served, str]:
     """Which model is in use, and why; a store of an earlier version has no evidence."""
-    if use != "auto":
-        return use, ""
+    if wanted != "auto":
+        return wanted, f'pinned: use = "{wanted}" in {POLICY_FILE}' if pinned else ""
     if evidence is None:
         return "personal", ""
     return evidence.served, evidence.text

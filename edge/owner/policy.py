@@ -22,6 +22,8 @@ POLICY_FILE = "policy.toml"
 ASKABLE = frozenset({"charging", "network", "idle", "battery", "temperature"})
 """Conditions that a platform is asked about."""
 MB = 1_000_000
+Use = Literal["auto", "personal", "head", "bundle"]
+"""Which model an owner is served; ``auto``: the gate says."""
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _MINUTES_A_DAY = 24 * 60
 
@@ -39,6 +41,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         data_per_day_mb, data_per_month_mb: megabytes (10⁶) in both directions, headers included,
             by the device's own calendar.
         unknown: whether a condition that the platform does not tell allows or forbids.
+        use: the model that answers, whatever helps; ``auto``: what does
+            (``federation.outcomes.gate``). Training is the same.
     """
 
     only_charging: bool = False
@@ -50,6 +54,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     data_per_day_mb: float | None = None
     data_per_month_mb: float | None = None
     unknown: Literal["allow", "forbid"] = "allow"
+    use: Use = "auto"
 
     def __post_init__(self) -> None:
         ranges = {

@@ -92,6 +92,27 @@ def test_a_head_is_trained_kept_and_served(world, programs, store):
     assert (known.round_id, known.head, known.federation) == (0, True, "")
 
 
+def test_what_an_owner_pins_answers_whatever_helps(personal_store, world, programs):
+    fitted = personalise(world.bundle, programs, _data())
+    with Store.open(personal_store, device_id="anna") as store:
+        evidence = msgspec.structs.replace(_judged(0.2), kind="head")
+        store_head(store, world.bundle, replace(fitted, evidence=evidence), keep_bundle=True)
+        deliver_personal(store, 3, scale=3.0, evidence=_judged(0.4))
+    model = open_personal(personal_store)
+    assert model.model.served == "personal"
+    policy = personal_store / "policy.toml"
+    for pinned in ("bundle", "head", "personal"):
+        policy.write_text(f'use = "{pinned}"')
+        assert model.refresh()
+        assert not model.refresh()
+        assert model.model.served == open_personal(personal_store).model.served == pinned
+        assert model.model.reason == f'pinned: use = "{pinned}" in policy.toml'
+    assert open_personal(personal_store, use="bundle").model.served == "bundle"
+    policy.unlink()
+    assert model.refresh()
+    assert model.model.reason.startswith("personal: ")
+
+
 @pytest.mark.parametrize(
     ("rounds", "head", "served"),
     [

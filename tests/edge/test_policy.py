@@ -123,6 +123,7 @@ def test_whatever_is_told_nothing_holds_that_is_not_asked_for(platform):
         ("quiet_hours = ['24:00-07:00']", "`quiet_hours`: expected hours as"),
         ("quiet_hours = ['07:00-07:00']", "`quiet_hours`: expected two different times"),
         ("unknown = 'perhaps'", "`unknown`: expected one of allow, forbid, got 'perhaps'"),
+        ("use = 'both'", "`use`: expected one of auto, bundle, head, personal, got 'both'"),
         ("only_charging =", "policy.toml"),
     ],
 )

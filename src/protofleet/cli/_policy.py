@@ -124,6 +124,8 @@ def _to_text(found: PolicyLook) -> str:
     if found.untold:
         then = "allowed" if found.policy.unknown == "allow" else "forbidden"
         lines.append(f"not told, so {then}: {', '.join(found.untold)}")
+    if found.policy.use != "auto":
+        lines.append(f"model that answers, pinned: {found.policy.use}")
     held = "; ".join(one.reason for one in found.unmet)
     lines.append(f"may not take part now: {held}" if held else "may take part now")
     return "\n".join(lines)

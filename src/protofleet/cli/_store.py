@@ -12,7 +12,7 @@ from protofleet.cli._trust import bundle_trust_option, trusted_keys
 
 if TYPE_CHECKING:
     from protofleet.edge import PersonalModel
-    from protofleet.edge.personal import Use
+    from protofleet.edge.owner.policy import Use
     from protofleet.runtime import BackendName
 
 _PATH = click.Path(path_type=Path)
@@ -75,7 +75,8 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
             default="auto",
             show_default=True,
             help="Of a store: the personal model, or a head trained alone, where your examples say "
-            "that it helps, and else the bundle's own (auto); or one of them, whatever helps.",
+            "that it helps, and else the bundle's own (auto); or one of them, whatever helps. For "
+            "good: use = ... in the store's policy.toml.",
         ),
         *program_options,
     ]

@@ -201,7 +201,7 @@ class _TextPrinter:
         name = f"bundle '{opened.bundle.manifest.name}'"
         if opened.served == "head" and not opened.round_id:
             click.echo(f"{name}, with a head trained on this device")
-        elif opened.federation:
+        elif opened.federation and opened.served != "bundle":
             made = f"federation '{opened.federation}', strategy {opened.strategy}"
             click.echo(f"model of round {opened.round_id}: {made}, {name}")
         else:

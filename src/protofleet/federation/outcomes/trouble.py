@@ -53,9 +53,8 @@ def of_calibration(chosen: Calibration) -> Trouble | None:
         return Trouble(
             what="no device could try learning rates, so the strategy's own is used, "
             f"{chosen.lr:g}",
-            remedy="devices need four labelled training examples of a class, and phones in a "
-            "browser try none: give optimiser.lr the number that a device finds with "
-            "protofleet device try",
+            remedy="devices need four labelled training examples of a class: give optimiser.lr "
+            "the number that a device finds with protofleet device try",
         )
     if not chosen.at_edge:
         return None
