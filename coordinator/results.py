@@ -147,6 +147,7 @@ class Results:
             outcome=outcome,
             early_end=None if end is None or end.lifted else end,
             calibration=None if calibration is None else calibration.chosen,
+            device_troubles=self._ledger.device_troubles(),
             cells=self._ledger.cells(),
         )
 
@@ -186,9 +187,10 @@ def troubles_of(run_dir: Path) -> tuple[Trouble, ...] | None:
         checked_identity(db, run_dir)
         ledger = reading_of(db, run_dir)
         about, rounds = ledger.about(), ledger.committed()
-        if about is None or not rounds:
+        devices = ledger.device_troubles()
+        if about is None or not (rounds or devices):
             return None
-        return troubles(rounds, Results(ledger, about).outcome())
+        return troubles(rounds, Results(ledger, about).outcome(), devices)
 
 
 def _beside(

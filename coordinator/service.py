@@ -21,6 +21,7 @@ from protofleet.coordinator.devices.receipts import Receipts
 from protofleet.coordinator.devices.registry import Registry
 from protofleet.coordinator.devices.reported_usage import ReportedUsage
 from protofleet.coordinator.devices.roll_call import RollCall
+from protofleet.coordinator.devices.troubles import DeviceTroubles
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.membership.members import Members, Revocations
@@ -98,6 +99,7 @@ class Service:
         self._ended = False
         self._arrivals = Arrivals()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
+        self._troubles = DeviceTroubles(ledger.devices, ledger.device_troubles(), sink)
         self._operation = Operation(ledger.control, sink)
         usage = ReportedUsage(ledger)
         self._roll_call = RollCall(
@@ -144,6 +146,7 @@ class Service:
             roll_call=self._roll_call,
             receipts=receipts,
             reporter=self._reporter,
+            troubles=self._troubles,
         )
 
     def _make_registry(self, server: Server) -> Registry:
@@ -420,6 +423,7 @@ class Service:
                 )
             )
             self._rollouts.update_accepted(device_id, record)
+            self._troubles.note(device_id, "diverged", there=False)
         rounds.stored(*(event.device_id for event, _ in arrived))
 
     def _admit(self, event: Received) -> ArrivedUpdate:
@@ -474,6 +478,8 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
+        if event.rule == "diverged":
+            self._troubles.note(event.device_id, event.rule, there=True)
         self._rollouts.round_failed(event.device_id, event.rule, event.reason)
         if awaited:
             self._rounds.apply(schedule.DeviceFailed(event.device_id))

@@ -50,6 +50,7 @@ class DeviceInfo:
         sequence: of the bundle.
         takes_bundles: whether it takes another bundle over the wire.
         sends: what the owner allows to be told beside tensors.
+        doubts: what is strange about its data.
     """
 
     device_id: str
@@ -59,6 +60,7 @@ class DeviceInfo:
     sequence: int = 0
     takes_bundles: bool = False
     sends: Sends = field(default_factory=Sends)
+    doubts: tuple[str, ...] = ()
 
     def presence(
         self,
@@ -88,6 +90,7 @@ class DeviceInfo:
             takes_bundles=self.takes_bundles and status == "online",
             progress=progress,
             calibration=calibration,
+            doubts=self.doubts if self.doubts and status == "online" else UNSET,
         )
 
     def heartbeat(

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from protofleet.bundle import Bundle
+from protofleet.datasets.arrays import doubt_of_scale
 from protofleet.durable import write_whole
 from protofleet.edge.agent import Agent
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
@@ -162,6 +163,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             sequence=bundle.manifest.sequence,
             takes_bundles=options.keep_bundle,
             sends=options.sends,
+            doubts=_doubts(bundle, data),
         )
         endpoint = _endpoint(options, place, store, who)
         participation = watch_policy(store, options.policy, options.conditions)
@@ -178,10 +180,23 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         )
 
 
+def _doubts(bundle: Bundle, data: LocalData) -> tuple[str, ...]:
+    """What is strange about the data, in the words of a presence; the log says more."""
+    preprocessing = bundle.manifest.preprocessing
+    if preprocessing.tokens is not None:
+        return ()
+    doubt = doubt_of_scale(
+        data.own.x_train, "training examples", preprocessing.mean, preprocessing.std
+    )
+    if doubt:
+        _log.warning("%s; make the data anew with protofleet device prepare", doubt)
+    return ("scale",) if doubt else ()
+
+
 def _head_first(
     store: Store, bundle: Bundle, learner: Learner, data: LocalData, report: Report
 ) -> None:
-    """Before the first round the owner has what a head alone can do with few labels."""
+    """Between rounds, too, the owner has what a head alone can do with few labels."""
     evidence = head_first(store, bundle, learner.programs, data)
     if evidence is not None:
         report("in_use", in_use_figures(0, evidence))

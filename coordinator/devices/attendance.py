@@ -9,6 +9,7 @@ from protofleet.coordinator.devices.registry import Registry
 from protofleet.coordinator.devices.reported_usage import ReportedUsage
 from protofleet.coordinator.devices.roll_call import RollCall
 from protofleet.coordinator.devices.sightings import Sightings
+from protofleet.coordinator.devices.troubles import DeviceTroubles
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.membership.held import HeldDevices
 from protofleet.coordinator.reporter import Reporter
@@ -40,6 +41,7 @@ class Attendance:
         roll_call: called for devices that are not known.
         receipts: told who has heard its own.
         reporter: told what happens.
+        troubles: told what devices find strange about their data.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -52,10 +54,11 @@ class Attendance:
         roll_call: RollCall,
         receipts: Receipts,
         reporter: Reporter,
+        troubles: DeviceTroubles,
     ) -> None:
         self._rounds, self._ledger = rounds, ledger
         self._registry, self._usage, self._roll_call = registry, usage, roll_call
-        self._receipts, self._reporter = receipts, reporter
+        self._receipts, self._reporter, self._troubles = receipts, reporter, troubles
         self._class_counts = ledger.devices.registered()
         self._refused = ledger.devices.refused()
         self._held = HeldDevices(ledger.devices)
@@ -97,6 +100,8 @@ class Attendance:
         except RefusedError as error:
             self._reporter.refused(device_id, error)
         news = self._held.note(device_id, device.held)
+        if device.fits and presence.status == "online":
+            self._troubles.note(device_id, "scale", there="scale" in (presence.doubts or ()))
         if device.fits and device_id in self._refused:
             self._refused.remove(device_id)
             self._ledger.devices.forget_refusal(device_id)

@@ -70,6 +70,19 @@ class DeviceLog(CoordinatorEvent, frozen=True, kw_only=True, tag="device_log"):
         return f"round {self.round_id} has failed on {self.device_id}; its log: {lines}"
 
 
+class DeviceTrouble(CoordinatorEvent, frozen=True, kw_only=True, tag="device_trouble"):
+    """A device takes part, and something is wrong on it that only people can mend."""
+
+    level: ClassVar[int] = logging.WARNING
+
+    device_id: str
+    what: str
+    remedy: str
+
+    def _says(self) -> str:
+        return f"[yellow]look at {self.device_id}[/yellow]: {safe(self.what)}; {safe(self.remedy)}"
+
+
 class TaskRefused(RefusalEvent, frozen=True, kw_only=True, tag="task_refused"):
     """A device will not take part in the round; the transfer is its task's payload."""
 

@@ -66,6 +66,27 @@ class DeviceRows:
         with self._db:
             self._db.execute("DELETE FROM held")
 
+    def note_trouble(self, device_id: str, what: str, *, there: bool) -> None:
+        """A device has the trouble, or has it no more."""
+        text = (
+            "INSERT OR IGNORE INTO device_troubles VALUES (?, ?)"
+            if there
+            else "DELETE FROM device_troubles WHERE device_id = ? AND what = ?"
+        )
+        with self._db:
+            self._db.execute(text, (device_id, what))
+
+    def troubles(self) -> dict[str, tuple[str, ...]]:
+        """Trouble → the devices that have it, both by name; an earlier version has kept none."""
+        found: dict[str, list[str]] = {}
+        table = "SELECT 1 FROM sqlite_master WHERE name = 'device_troubles'"
+        if self._db.execute(table).fetchone() is not None:
+            for what, device_id in self._db.execute(
+                "SELECT what, device_id FROM device_troubles ORDER BY what, device_id"
+            ):
+                found.setdefault(what, []).append(device_id)
+        return {what: tuple(names) for what, names in found.items()}
+
     def last_invited(self) -> dict[str, int]:
         """Device → the last round to which it was invited."""
         rows = self._db.execute("SELECT device_id, max(round_id) FROM members GROUP BY device_id")

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from protofleet.coordinator.ledger.device_rows import DeviceRows
 from protofleet.coordinator.ledger.rows import IDLE, NO_TRAFFIC, Accepted, Traffic
 from protofleet.coordinator.ledger.usage_rows import UsageRows
 from protofleet.federation.outcomes.calibration import CalibrationProgress
@@ -120,6 +121,10 @@ class LedgerReading:
     def calibration(self) -> CalibrationProgress | None:
         """Of the run's learning rate; None: none has begun."""
         return to_calibration(self._meta("calibration"))
+
+    def device_troubles(self) -> dict[str, tuple[str, ...]]:
+        """What is wrong on devices → on which (``federation.outcomes.trouble``)."""
+        return DeviceRows(self._db).troubles()
 
     def last_commit_s(self) -> float:
         """When the last round was committed, by the wall clock; 0: none was."""

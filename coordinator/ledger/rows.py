@@ -83,6 +83,12 @@ CREATE TABLE IF NOT EXISTS held (
     conditions TEXT NOT NULL
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS device_troubles (
+    device_id TEXT NOT NULL,
+    what TEXT NOT NULL,
+    PRIMARY KEY (device_id, what)
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS signed_offers (
     round_id INTEGER NOT NULL,
     device_id TEXT NOT NULL,

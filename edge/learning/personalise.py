@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
+from protofleet.datasets import DeviceData
 from protofleet.edge.learning.head import (
     MOST_EXAMPLES,
     FittedHead,
@@ -71,37 +73,52 @@ def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> FittedHe
     )
 
 
-def store_head(store: Store, bundle: Bundle, fitted: FittedHead, *, keep_bundle: bool) -> None:
-    """Make a head the store's; what is in use follows from its evidence and the rounds'.
+def store_head(store: Store, bundle: Bundle, fitted: FittedHead, data: LocalData) -> None:
+    """Make a head the store's, beside a copy of the bundle with which it predicts.
+
+    What is in use follows from its evidence and the rounds'.
 
     Args:
         store: open.
         bundle: whose body it sits on.
         fitted: the head.
-        keep_bundle: whether the store keeps a copy of the bundle, with which it predicts.
+        data: on which it was trained.
     """
     manifest = bundle.manifest
     network = with_head(bundle.model().network, manifest.head, fitted.head)
-    if keep_bundle:
-        store.keep_bundle(bundle)
+    store.keep_bundle(bundle)
     store.commit_head(
         Binding(federation="", bundle=bundle.digest, layout_hash=manifest.layout_hash),
         ClientState(round_id=0, tensors=network_tensors(network)),
         fitted.evidence,
+        examples=_digest(data.own),
     )
 
 
 def head_first(
     store: Store, bundle: Bundle, programs: Programs, data: LocalData
 ) -> GateEvidence | None:
-    """Train and keep a head before a federation's first round, where that is possible and new."""
-    head = store.journal.head
-    if store.journal.last_round_id or (head and head.binding.bundle == bundle.digest):
+    """Train and keep a head beside a federation's rounds, where that is possible.
+
+    At each start of a device whose examples or bundle are others than those of the head it has:
+    labels may come later. None: it has one, or can have none.
+    """
+    head, examples = store.journal.head, store.journal.head_examples
+    if head and head.binding.bundle == bundle.digest and examples == _digest(data.own):
         return None
     try:
         fitted = personalise(bundle, programs, data)
     except (InputError, ProvisionError) as error:
         _log.info("no head is trained at once: %s", error)
         return None
-    store_head(store, bundle, fitted, keep_bundle=True)
+    store_head(store, bundle, fitted, data)
     return fitted.evidence
+
+
+def _digest(own: DeviceData) -> str:
+    """SHA-256 of the examples, in hex digits."""
+    digest = hashlib.sha256()
+    for part in (own.x_train, own.y_train, own.x_test, own.y_test):
+        digest.update(repr((part.shape, part.dtype.str)).encode())
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()

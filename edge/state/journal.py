@@ -166,7 +166,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     ``replaced``: digests of bundles whose place others took by roll-outs, the latest last; a
     device that is started with one of them goes on with its own.
     ``head``: a model of which the device has trained the head alone (``personalise``), as a state
-    of ``local``, of round 0.
+    of ``local``, of round 0; ``head_examples``: the SHA-256 of those on which.
     """
 
     format: int = FORMAT
@@ -186,6 +186,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     fallback: Fallback | None = None
     replaced: tuple[str, ...] = ()
     head: PersonalState | None = None
+    head_examples: str = ""
 
     @property
     def best(self) -> PersonalState | None:

@@ -386,8 +386,13 @@ class Store:
             change = {"state": pending.state, "pending": None, "delivered": sent, "former": None}
             self._commit(msgspec.structs.replace(self.journal, **change))
 
-    def commit_head(self, binding: Binding, state: ClientState, evidence: GateEvidence) -> None:
-        """Keep a model of which the head alone was trained, in the place of an earlier one."""
+    def commit_head(
+        self, binding: Binding, state: ClientState, evidence: GateEvidence, *, examples: str
+    ) -> None:
+        """Keep a model of which the head alone was trained, in the place of an earlier one.
+
+        ``examples``: names those on which it was trained.
+        """
         stored = StoredState(
             round_id=state.round_id,
             transfer_id="",
@@ -395,7 +400,7 @@ class Store:
             evidence=evidence,
         )
         head = PersonalState(binding=binding, strategy="local", settings={}, state=stored)
-        self._commit(msgspec.structs.replace(self.journal, head=head))
+        self.commit(head=head, head_examples=examples)
 
     def commit_dropped(self) -> None:
         """The round never counted: forget its payload, its update and its trained state."""

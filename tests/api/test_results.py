@@ -43,6 +43,17 @@ def test_people_read_a_line_for_each_section(results):
     assert " ± " in sections[0]
 
 
+def test_examples_that_nobody_has_normalised_are_told_of(bundle, clients, tmp_path):
+    far = replace(clients["berta"], x_train=1000 * clients["berta"].x_train)
+    fleet = {**clients, "berta": far}
+    results = protofleet.Federation(bundle, fleet, rounds=1, folder=tmp_path).run(workers=1)
+    assert results.device_troubles == {"scale": ("berta",)}
+    assert (
+        "warning: the training examples are far from the bundle's scale, on 1 device: berta; look"
+        in str(results)
+    )
+
+
 def test_what_is_not_there_is_named(results, tmp_path):
     with pytest.raises(InputError, match=r"client 'nobody'.*known are anna, berta, carla"):
         results.personal("nobody")

@@ -8,13 +8,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tiny_bundle import tiny_bundle
+from tiny_bundle import tiny_bundle, tiny_data
 
+from protofleet.api.results import read_results
 from protofleet.coordinator.status import read_status
+from protofleet.datasets import DeviceData
 from protofleet.federation.settings import load_config
+from protofleet.report import write_report
 
 pytestmark = pytest.mark.mosquitto
 
+_CLASSES = ("class0", "class1", "class2")
+_TROUBLE = "device_trouble"
 _ROUNDS, _DEVICES, _WANTED, _SEED = 6, 8, 5, 22
 _SLOW = '[strategy.settings]\noptimiser = {{kind = "sgd", lr = 0.01}}\nepochs = {0}\n'
 """So many passes that a device is killed before it has trained."""
@@ -94,6 +99,32 @@ def test_a_device_that_its_owner_holds_is_told_of_and_takes_part_when_it_may(
     steps = [len(one["train_step_ms"]) for one in _details(federation)]
     # 40 epochs of two batches in the first round, a tenth of them in the two others.
     assert steps == [80 + 8 + 8] * 2
+
+
+@pytest.mark.slow(seconds=5)
+def test_data_off_their_scale_and_a_training_that_diverges_are_told_of(
+    make_federation, tmp_path, key
+):
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    _write(federation, 1, "", _SLOW.format(1))
+    x, y = tiny_data(1, 30)
+    own = DeviceData(
+        x_train=x * np.float32(1e30), y_train=y, x_test=x[:9], y_test=y[:9], classes=_CLASSES
+    )
+    own.save(federation.folder / "device1.npz")
+    coordinator = federation.start_coordinator()
+    devices = [federation.start_device(name) for name in federation.devices]
+    assert coordinator.finish() == 0, coordinator.log
+    assert [one.finish() for one in devices] == [0, 0]
+    told = [(one["device_id"], one["what"].split(",")[0]) for one in _all(coordinator, _TROUBLE)]
+    assert told == [
+        ("device1", "the training examples are far from the bundle's scale"),
+        ("device1", "training ended in NaN or infinity in the last round"),
+    ]
+    assert "training examples: values have a standard deviation of " in devices[1].log
+    results = read_results(federation.run_dir)
+    assert results.device_troubles == {"diverged": ("device1",), "scale": ("device1",)}
+    assert "scale, on 1 device: device1" in write_report(federation.run_dir).read_text()
 
 
 def _status_of(federation):

@@ -77,7 +77,7 @@ def test_a_head_is_trained_kept_and_served(world, programs, store):
     fitted = personalise(world.bundle, programs, _data())
     assert fitted.evidence.helps
     assert fitted.evidence.examples == 80
-    store_head(store, world.bundle, fitted, keep_bundle=True)
+    store_head(store, world.bundle, fitted, _data())
     model = open_personal(store.folder)
     assert (model.model.served, model.round_id) == ("head", 0)
     assert model.model.reason == fitted.evidence.text
@@ -96,7 +96,7 @@ def test_what_an_owner_pins_answers_whatever_helps(personal_store, world, progra
     fitted = personalise(world.bundle, programs, _data())
     with Store.open(personal_store, device_id="anna") as store:
         evidence = msgspec.structs.replace(_judged(0.2), kind="head")
-        store_head(store, world.bundle, replace(fitted, evidence=evidence), keep_bundle=True)
+        store_head(store, world.bundle, replace(fitted, evidence=evidence), _data())
         deliver_personal(store, 3, scale=3.0, evidence=_judged(0.4))
     model = open_personal(personal_store)
     assert model.model.served == "personal"
@@ -131,7 +131,7 @@ def test_of_a_head_and_a_federation_s_model_that_which_gains_more(  # noqa: PLR0
     with Store.open(personal_store, device_id="anna") as store:
         evidence = msgspec.structs.replace(_judged(head), kind="head")
         kept = replace(fitted, evidence=evidence)
-        store_head(store, world.bundle, kept, keep_bundle=True)
+        store_head(store, world.bundle, kept, _data())
         deliver_personal(store, 3, scale=3.0, evidence=None if rounds is None else _judged(rounds))
     assert open_personal(personal_store).model.served == served
     known = summarise(personal_store)
@@ -139,11 +139,23 @@ def test_of_a_head_and_a_federation_s_model_that_which_gains_more(  # noqa: PLR0
     assert open_personal(personal_store, use="head").model.served == "head"
 
 
-def test_before_the_first_round_a_device_does_it_once(world, programs, store):
+def test_a_device_trains_its_head_once_for_its_examples(world, programs, store):
     evidence = head_first(store, world.bundle, programs, _data())
     assert evidence.kind == "head"
     assert head_first(store, world.bundle, programs, _data()) is None
     assert read_journal(store.folder).head.binding.bundle == world.bundle.digest
+
+
+def test_labels_that_come_between_rounds_train_the_head_anew(personal_store, world, programs):
+    with Store.open(personal_store, device_id="anna") as store:
+        deliver_personal(store, 3, scale=3.0, evidence=_judged(-0.2))
+        assert head_first(store, world.bundle, programs, _data(0)) is None
+        few = head_first(store, world.bundle, programs, _data(12))
+        more = head_first(store, world.bundle, programs, _data(60))
+        assert head_first(store, world.bundle, programs, _data(60)) is None
+    assert (few.examples, more.examples) == (32, 80)
+    assert open_personal(personal_store).model.served == "head"
+    assert read_journal(personal_store).last_round_id == 3
 
 
 @pytest.mark.parametrize(

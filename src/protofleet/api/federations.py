@@ -23,7 +23,9 @@ from protofleet.api.results import (
     save_facts,
 )
 from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData, load_device_data
+from protofleet.datasets.arrays import doubt_of_scale
 from protofleet.datasets.federate import pooled
 from protofleet.errors import InputError
 from protofleet.experiments.config import Method, SlowClients, alone
@@ -157,7 +159,15 @@ class Federation:
             )
         _write_data(clients, job)
         names, strategy = tuple(sorted(self.clients)), plan.strategy.description.name
-        save_facts(folder, RunFacts(strategy=strategy, settings=plan.settings, clients=names))
+        save_facts(
+            folder,
+            RunFacts(
+                strategy=strategy,
+                settings=plan.settings,
+                clients=names,
+                device_troubles=_doubts(clients, plan.bundle.manifest.preprocessing),
+            ),
+        )
         done = load_run(folder)
         if done is None or not done.finished or _goes_on(done, job):
             done = _run(job, engine, workers, broker, watch)
@@ -284,6 +294,19 @@ def _run(
         return run_mqtt(job, broker=access, watch=watch)
     with processes(workers or os.cpu_count() or 1) as opened:
         return run_local(job, opened=opened, watch=watch, keep=True)
+
+
+def _doubts(
+    clients: Mapping[str, DeviceData], preprocessing: Preprocessing
+) -> dict[str, tuple[str, ...]]:
+    """What is strange about the clients' data → about whose."""
+    mean, std = preprocessing.mean, preprocessing.std
+    far = tuple(
+        name
+        for name, one in sorted(clients.items())
+        if preprocessing.tokens is None and doubt_of_scale(one.x_train, name, mean, std)
+    )
+    return {"scale": far} if far else {}
 
 
 def _section(name: str, given: Mapping[str, Any] | None, kind: type[_T]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         strategy, settings: of the run.
         clients: their names.
+        device_troubles: what is wrong with their data (``federation.outcomes.trouble``) → whose.
     """
 
     strategy: str
     settings: dict[str, Any]
     clients: tuple[str, ...]
+    device_troubles: dict[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ class Results:
         early_end: why there are fewer rounds than were asked for; None: there are not.
         calibration: how the learning rate was chosen; None: the settings have one.
         devices: what each device paid, by its own account; empty where there were no devices.
+        device_troubles: what is wrong on devices or with their data → on which.
     """
 
     folder: Path
@@ -80,6 +83,7 @@ class Results:
     early_end: EarlyEnd | None = None
     calibration: Calibration | None = None
     devices: tuple[DeviceRecord, ...] = ()
+    device_troubles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A line for each section: how it was scored last, over the clients ±."""
@@ -92,7 +96,7 @@ class Results:
         lines += [] if self.early_end is None else [self.early_end.text]
         lines += [_line(section, metrics) for section, metrics in self.last.sections.items()]
         edge = None if self.calibration is None else of_calibration(self.calibration)
-        found = troubles(self.rounds, self.outcome)
+        found = troubles(self.rounds, self.outcome, self.device_troubles)
         lines += [f"warning: {one}" for one in ((edge,) if edge else ()) + found]
         return "\n".join(lines)
 
@@ -211,14 +215,17 @@ def read_results(run_dir: Path | str) -> Results:
         method = load_record(path, MethodResult)
         inner = folder / "coordinator" / _RESULT
         devices = load_record(inner, RunRecord).devices if inner.is_file() else ()
-        return _results(folder, method, devices)
+        told = load_record(folder / _RUN, RunFacts) if (folder / _RUN).is_file() else None
+        return replace(
+            _results(folder, method),
+            devices=devices,
+            device_troubles={} if told is None else told.device_troubles,
+        )
     run = load_record(path, RunRecord)
-    return _results(folder, run, run.devices)
+    return replace(_results(folder, run), devices=run.devices, device_troubles=run.device_troubles)
 
 
-def _results(
-    folder: Path, record: MethodResult | RunRecord, devices: tuple[DeviceRecord, ...]
-) -> Results:
+def _results(folder: Path, record: MethodResult | RunRecord) -> Results:
     outcome = record.outcome
     if outcome is not None and (alone_folder(folder) / _RESULT).is_file():
         alone = load_record(alone_folder(folder) / _RESULT, MethodResult).outcome
@@ -233,7 +240,6 @@ def _results(
         outcome=outcome,
         early_end=record.early_end,
         calibration=record.calibration,
-        devices=devices,
     )
 
 

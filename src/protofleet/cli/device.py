@@ -284,7 +284,7 @@ def personalise_(
     fitted = personalise(bundle, programs, data)
     folder = store or default_store(bundle.manifest.name, device_id)
     with Store.open(folder, device_id=device_id) as opened:
-        store_head(opened, bundle, fitted, keep_bundle=True)
+        store_head(opened, bundle, fitted, data)
     figures = {**in_use_figures(0, fitted.evidence), "examples": len(data.own.y_train)}
     report = _reporter(as_json=as_json)
     report("personalised", {**figures, "store": str(folder)})

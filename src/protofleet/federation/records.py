@@ -206,6 +206,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             version that wrote this knew none.
         early_end: why it has fewer rounds than it was to have; None: it has them, or goes on.
         calibration: how its learning rate was chosen; None: the settings have one.
+        device_troubles: what is wrong on devices (``outcomes.trouble``) → on which.
         cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
             cells' own files.
     """
@@ -222,6 +223,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None = None
     early_end: EarlyEnd | None = None
     calibration: Calibration | None = None
+    device_troubles: dict[str, tuple[str, ...]] = {}
     cells: tuple[CellRecord, ...] = ()
 
     @property

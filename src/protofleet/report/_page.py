@@ -164,7 +164,7 @@ def render(result: ComparedRecord, details: Details) -> str:
             further=[*_further(result.scores), *_last_round(result)],
             targets=_targets(result.scores),
             kinds=[result.columns.get(name.lower(), name) for name in KINDS],
-            troubles=troubles(result.rounds, result.outcome),
+            troubles=troubles(result.rounds, result.outcome, result.device_troubles),
             metrics=[METRICS[name].label for name in _compared_metrics(result)],
             compared=_compared_rows(result),
             meaning=_TASK_MEANINGS[result.scores.task],

@@ -149,7 +149,8 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     met now; a device with any is there and not to be invited. ``sequence``: the bundle's.
     ``takes_bundles``: whether it takes another one over the wire; ``progress``: with the one that
     it was offered last. ``handshake``: where the federation has keys. ``calibration``: left out by
-    a device that can try no learning rates.
+    a device that can try no learning rates. ``doubts``: what the device finds strange about its
+    own data, such as ``scale``; left out where it is nothing.
     """
 
     device_id: Word
@@ -168,6 +169,9 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     progress: BundleProgress | None = None
     handshake: DeviceHandshake | None = None
     calibration: CalibrationAnswer | msgspec.UnsetType = msgspec.UNSET
+    doubts: Annotated[tuple[Condition, ...], msgspec.Meta(max_length=16)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,20 @@ _FALLS = 0.99
 """Times the first mean loss: a loss that never goes below has not fallen."""
 _RISE = 1.1
 """Times the best mean loss: above it, and twice risen in a row, the loss is said to rise."""
+_SHOWN = 5
+"""Devices by name."""
+_OF_DEVICES = {
+    "diverged": (
+        "training ended in NaN or infinity in the last round",
+        "lower the learning rate (protofleet device try finds one), and look for extreme values",
+    ),
+    "scale": (
+        "the training examples are far from the bundle's scale",
+        "look at their units; protofleet device prepare normalises readings as the bundle says",
+    ),
+}
+"""What is wrong on devices, by the word of a presence or the rule of a refusal."""
+DEVICE_TROUBLES = frozenset(_OF_DEVICES)
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,19 +46,33 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}; {self.remedy}"
 
 
-def troubles(rounds: Sequence[RoundRecord], outcome: Outcome | None) -> tuple[Trouble, ...]:
-    """What is wrong as far as scores tell.
+def troubles(
+    rounds: Sequence[RoundRecord],
+    outcome: Outcome | None,
+    devices: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Trouble, ...]:
+    """What is wrong, as far as devices and scores tell.
 
     Args:
         rounds: those that are done.
         outcome: what they have done for owners; None: nobody has told.
+        devices: words of ``DEVICE_TROUBLES`` → the devices that have that; others are left out.
     """
     losses = (one.scores.own_loss for one in rounds if not one.final)
     of_losses = LossWatch(one.mean for one in losses if one is not None).trouble
     return (
+        *(of_devices(what, names) for what, names in (devices or {}).items() if names),
         *(() if of_losses is None else (of_losses,)),
         *(() if outcome is None else _of_owners(rounds, outcome)),
     )
+
+
+def of_devices(what: str, names: Sequence[str]) -> Trouble:
+    """What is wrong on the devices of these names; ``what`` is of ``DEVICE_TROUBLES``."""
+    said, remedy = _OF_DEVICES[what]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    counted = "1 device" if len(names) == 1 else f"{len(names)} devices"
+    return Trouble(what=f"{said}, on {counted}: {', '.join(names[:_SHOWN])}{more}", remedy=remedy)
 
 
 def of_calibration(chosen: Calibration) -> Trouble | None:

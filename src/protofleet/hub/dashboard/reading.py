@@ -125,6 +125,7 @@ class RunReader:
             live=None if waiting is None else waiting.live,
             devices=self._merged(),
             outcome=ledger.outcome,
+            device_troubles=ledger.device_troubles,
             early_end="" if end is None or end.lifted else end.text,
             calibration=ledger.calibration,
             events=tuple(stream.events),
@@ -208,6 +209,7 @@ class _LedgerReader:
         self.usage: dict[str, DeviceUsage] = {}
         self.outcome: Outcome | None = None
         self.refused: dict[str, tuple[str, str]] = {}
+        self.device_troubles: dict[str, tuple[str, ...]] = {}
         self.rollout: Rollout | None = None
         self.rollout_devices: tuple[RolloutDevice, ...] = ()
         self.task: TaskName = "classification"
@@ -251,6 +253,7 @@ class _LedgerReader:
         if before != len(self.committed) or not self.usage:
             self._read_usage(db)
         self.refused = queries.refused(db)
+        self.device_troubles = DeviceRows(db).troubles()
         rows = RolloutRows(db)
         self.rollout = rows.latest()
         self.rollout_devices = () if self.rollout is None else tuple(rows.devices(self.rollout.id))

@@ -142,6 +142,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         joining: bytes up and down that devices paid before their first round.
         update_times: round → device → when its update was taken, of the latest rounds.
         outcome: what it has done for the devices' owners, a summary; None: nobody has told.
+        device_troubles: what is wrong on devices → on which.
         early_end: why the run has ended before its last round; empty: it has not.
         calibration: of its learning rate; None: the settings have one.
         disk_free_bytes, disk_bytes: of the disk that the folder is on.
@@ -163,6 +164,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     live: int | None = None
     devices: Mapping[str, DeviceView] = {}
     outcome: Outcome | None = None
+    device_troubles: dict[str, tuple[str, ...]] = {}
     early_end: str = ""
     calibration: CalibrationProgress | None = None
     events: tuple[LoggedEvent, ...] = ()

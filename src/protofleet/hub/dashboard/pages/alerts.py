@@ -160,7 +160,7 @@ def _of_broker(run: RunSnapshot) -> Iterator[Alert]:
 
 
 def _of_results(run: RunSnapshot) -> Iterator[Alert]:
-    for one in troubles(run.committed, run.outcome):
+    for one in troubles(run.committed, run.outcome, run.device_troubles):
         yield Alert(level="warning", what=one.what, remedy=one.remedy)
 
 
