@@ -20,6 +20,7 @@ from protofleet.coordinator.ledger.rows import Traffic
 from protofleet.durable import lock
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import to_evaluation
+from protofleet.federation.outcomes.alone import ALONE
 from protofleet.federation.outcomes.outcome import Outcome, OwnerOutcome, outcome_of, owner_outcome
 from protofleet.federation.outcomes.scores import last_scores, run_scores
 from protofleet.federation.outcomes.trouble import Trouble, troubles
@@ -123,11 +124,11 @@ class Results:
         )
 
     def _owner(self, device: DeviceDetails) -> OwnerOutcome | None:
-        told = EvaluationRecord(
-            own=device.evaluation.own, start=self._ledger.device_start(device.id)
+        start = self._ledger.device_start(device.id)
+        told = to_evaluation(replace(device.evaluation, start=start))
+        return owner_outcome(
+            device.id, self._about.task, told.start, told.own, told.more.get(ALONE)
         )
-        scored = to_evaluation(told)
-        return owner_outcome(device.id, self._about.task, scored.start, scored.own)
 
     def _record(self, traffic: Traffic, outcome: Outcome | None) -> RunRecord:
         rounds, end = self._ledger.committed(traffic), self._ledger.early_end()

@@ -280,6 +280,7 @@ class Rounds:
             counts=plan.sends.counts,
             epoch=self._announcer.epoch,
             fleet=self._fleet.now or msgspec.UNSET,
+            baseline=plan.config.evaluation.baseline or msgspec.UNSET,
         )
         self._usage.invited(clients)
         tasks = {one: self.state.task_of(one) for one in clients}

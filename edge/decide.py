@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from protofleet.edge.state.journal import Journal
 from protofleet.federation.client import RoundConfig
+from protofleet.federation.outcomes.alone import LOCAL
 from protofleet.federation.records import Sends
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
@@ -80,6 +81,7 @@ class ActiveRound:
             final=self.task.final,
             codec=Codec.of(self.task.update_codec, keep=self.task.update_keep),
             sends=self.sends.both(Sends(scores=self.task.scores, counts=self.task.counts)),
+            alone=self.task.baseline == LOCAL,
             work=self.task.work,
         )
 

@@ -11,6 +11,7 @@ from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import (
     AggregationSettings,
     CohortSettings,
+    EvaluationSettings,
     PrivacySettings,
     StragglerSettings,
     StrategySettings,
@@ -18,6 +19,8 @@ from protofleet.federation.settings import (
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.optimisers import LADDERS, Adam, Sgd
 from protofleet.strategies.tasks import TASKS
+
+_ALONE = EvaluationSettings(baseline="local")
 
 
 def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
@@ -102,6 +105,14 @@ def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tm
                 "stragglers": StragglerSettings(budget_s=1.0),
             },
             "stragglers.budget_s: strategy 'feddyn' does not allow .*use one of ditto, .*fedprox",
+        ),
+        (
+            {"strategy": StrategySettings(name="local"), "evaluation": _ALONE},
+            "evaluation.baseline = \"local\": strategy 'local' is that already; leave it out",
+        ),
+        (
+            {"privacy": PrivacySettings(scores=False), "evaluation": _ALONE},
+            'evaluation.baseline = "local": devices send no scores',
         ),
     ],
 )

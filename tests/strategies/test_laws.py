@@ -9,6 +9,7 @@ from laws.cases import Case, case_of
 from laws.coded import CodedRounds, assert_same_form
 from toy_model import SGD, new_rng, server_tools
 
+from protofleet.federation.outcomes.alone import split
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
 from protofleet.strategies.aggregation import AGGREGATORS, MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_rule
@@ -157,6 +158,20 @@ def test_state_survives_save_and_load(federation):
     one, two = models
     np.testing.assert_array_equal(one.params.buffer, two.params.buffer)
     np.testing.assert_array_equal(one.buffers.buffer, two.buffers.buffer)
+
+
+def test_a_model_is_the_same_with_a_training_alone_beside_its_state(federation):
+    """Which is kept among the state's tensors, and opened with them (``outcomes.alone``)."""
+    state, _ = federation.client("b")
+    alone = {f"alone/{name}": value + 1 for name, value in state.tensors.items()}
+    beside = dataclasses.replace(state, tensors={**state.tensors, **alone})
+    one, two = (federation.strategy.client_model(each) for each in (state, beside))
+    assert one.params.buffer.tobytes() == two.params.buffer.tobytes()
+    one, two = (federation.strategy.client_score(each) for each in (state, beside))
+    assert (one is None) == (two is None)
+    own, kept = split(beside)
+    assert_same(own, state)
+    assert kept.tensors.keys() == state.tensors.keys()
 
 
 def test_the_same_rng_gives_the_same_bits(federation):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -20,11 +20,19 @@ from protofleet.federation.coding import (
     reference_of,
     update_baseline,
 )
+from protofleet.federation.outcomes.alone import ALONE, AloneLearner, split, train_alone
 from protofleet.federation.outcomes.calibration import RATIOS, RateTester, try_rates
 from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import ClientState, Payload, Strategy, TensorForms, Update
+from protofleet.strategies.types import (
+    ClientState,
+    Evaluation,
+    Payload,
+    Strategy,
+    TensorForms,
+    Update,
+)
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
 
@@ -44,6 +52,7 @@ class RoundConfig:
         sends: what the client is to tell beside its tensors.
         work: share of the local training that is asked for, above 0 up to 1.
         rates: of a calibration: what it is to try in the place of training; empty: it is to train.
+        alone: whether it trains without the others as well (``outcomes.alone``).
     """
 
     round_id: int
@@ -53,6 +62,7 @@ class RoundConfig:
     sends: Sends = field(default_factory=Sends)
     work: float = 1.0
     rates: tuple[float, ...] = ()
+    alone: bool = False
 
     def work_with(self, strategy: Strategy) -> float:
         """The share that is done: all of it where the strategy allows no less."""
@@ -119,7 +129,7 @@ class TrainedRound:
         return b"".join(self.parts)
 
 
-class LocalLearner(Protocol):
+class LocalLearner(AloneLearner, Protocol):
     """Trains a strategy on a client's own data; ``edge.learning.training.Learner`` does."""
 
     @property
@@ -223,13 +233,23 @@ def train_round(
     if order.rates:
         return _calibrated(learner, strategy, memory, received, costs=costs)
     work = order.work_with(strategy)
-    state, update = learner.train(
-        strategy, memory.state, received.payload, seed=order.seed, work=work
-    )
-    check_trained(state.tensors)
+    before, alone = split(memory.state)
+
+    def train(
+        strategy: Strategy, state: ClientState | None, payload: Payload
+    ) -> tuple[ClientState, Update]:
+        state, update = learner.train(strategy, state, payload, seed=order.seed, work=work)
+        check_trained(state.tensors)
+        return state, update
+
+    state, update = train(strategy, before, received.payload)
     # Most of an update are the state's very arrays.
     own = {name: v for name, v in update.tensors.items() if state.tensors.get(name) is not v}
     check_trained(own)
+    kept: Tensors = {}
+    if order.alone and order.sends.scores:
+        kept, scored = train_alone(learner, strategy.settings, alone, received.payload, train)
+        update = _with_alone(update, scored)
     spent = costs(state)
     with learner.phase("encode"):
         encoded = encode_update(
@@ -243,7 +263,7 @@ def train_round(
         )
     check_trained(encoded.residual)
     return TrainedRound(
-        state=state,
+        state=replace(state, tensors={**state.tensors, **kept}),
         residual=encoded.residual,
         update=update,
         costs=spent,
@@ -251,6 +271,13 @@ def train_round(
         # A raw update names nothing, and a hash takes as long as a small model's step.
         coding=encoded.coding("" if order.codec.is_raw else received.reference),
     )
+
+
+def _with_alone(update: Update, scored: Evaluation | None) -> Update:
+    if scored is None or scored.own is None:
+        return update
+    told = update.evaluation
+    return replace(update, evaluation=replace(told, more={**told.more, ALONE: scored.own}))
 
 
 def _calibrated(

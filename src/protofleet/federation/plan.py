@@ -11,6 +11,7 @@ import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
+from protofleet.federation.outcomes.alone import LOCAL, settings_alone
 from protofleet.federation.outcomes.calibration import (
     AUTO,
     is_auto,
@@ -184,6 +185,8 @@ def make_plan(config: FederationConfig, *, finds_rate: bool = True) -> Plan:
     _check_participation(config, strategy)
     _check_schedule(config, strategy.description, aggregator)
     sends = sends_of(config, strategy)
+    if config.evaluation.baseline == LOCAL:
+        _check_baseline(bundle, model, strategy, sends)
     strategy, privacy = make_private(config, bundle, strategy)
     return Plan(
         config=config,
@@ -242,6 +245,19 @@ def _calibrated(
     settings = with_rate({**other, "optimiser": {"kind": own.get("kind"), **optimiser}}, AUTO)
     _, rates = ladder_of(settings)
     return settings, rates, own["lr"]
+
+
+def _check_baseline(bundle: Bundle, model: Model, strategy: Strategy, sends: Sends) -> None:
+    """Whether devices can train alone as well, and tell what comes of it."""
+    what = f'evaluation.baseline = "{LOCAL}"'
+    if strategy.description.name == LOCAL:
+        raise InputError(f"{what}: strategy '{LOCAL}' is that already; leave it out")
+    if not sends.scores:
+        raise InputError(f"{what}: devices send no scores (privacy.scores), so nobody would know")
+    try:
+        build_for(bundle.manifest, model, LOCAL, settings_alone(strategy.settings))
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from error
 
 
 def _check_participation(config: FederationConfig, strategy: Strategy) -> None:

@@ -19,6 +19,7 @@ from protofleet.federation.coding import (
     PayloadEncoder,
     update_baseline,
 )
+from protofleet.federation.outcomes.alone import LOCAL
 from protofleet.federation.schedules.staleness import late_name
 from protofleet.federation.server import Server
 from protofleet.strategies.types import ServerState
@@ -82,6 +83,7 @@ class Replay:
             codec=plan.config.codec.updates,
             sends=plan.sends,
             work=work,
+            alone=plan.config.evaluation.baseline == LOCAL,
         )
 
     def admit(

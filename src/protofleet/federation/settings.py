@@ -192,7 +192,7 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
 
 
 class EvaluationSettings(_Settings, frozen=True, kw_only=True):
-    """``[evaluation]``: scoring of the server's own model.
+    """``[evaluation]``: scoring of the server's own model, and what devices' are compared with.
 
     Attributes:
         pooled: ``.npz`` with the union of all test parts: ``x_test`` (n, …) float32 and
@@ -200,12 +200,15 @@ class EvaluationSettings(_Settings, frozen=True, kw_only=True):
         every: score after every so many rounds, and after the last.
         batch_size: examples per call; a model whose plan couples a batch depends on it.
         threads: threads of the runtime.
+        baseline: ``local``: each device trains alone as well, for as many steps, so that results
+            tell who would do better so; it doubles what a round costs a device. Phones do not.
     """
 
     pooled: Path | None = None
     every: int = 1
     batch_size: int = 32
     threads: int = 1
+    baseline: Literal["local"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "threads"):

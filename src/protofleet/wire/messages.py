@@ -292,7 +292,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     scores, losses and costs, and numbers of examples. ``work``: the share of the local training
     that is asked for, above 0 up to 1. ``epoch``: as in the announcement. ``shared``: the version
     under which chunks of the payload also travel to all (``all/c/<version>``); empty: they do not.
-    ``fleet``: left out where too few owners have told.
+    ``fleet``: left out where too few owners have told. ``baseline``: ``local`` where the device is
+    to train alone as well; left out elsewhere.
     """
 
     task: Literal["train", "finish"]
@@ -312,6 +313,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
     shared: Word = ""
     fleet: FleetGain | msgspec.UnsetType = msgspec.UNSET
+    baseline: Literal["local"] | msgspec.UnsetType = msgspec.UNSET
 
 
 class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):

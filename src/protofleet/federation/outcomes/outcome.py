@@ -10,9 +10,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from protofleet.federation.outcomes.alone import ALONE
 from protofleet.federation.outcomes.intervals import half_interval
 from protofleet.strategies.scores import MetricName, Statistics
-from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.strategies.tasks import METRICS, TASKS, LearningTask
 from protofleet.strategies.types import Evaluation
 from protofleet.tensors import TaskName
 
@@ -133,7 +134,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def owner_outcome(
-    name: str, task: TaskName, start: Statistics | None, end: Statistics | None
+    name: str,
+    task: TaskName,
+    start: Statistics | None,
+    end: Statistics | None,
+    alone: Statistics | None = None,
 ) -> OwnerOutcome | None:
     """Of one device; None where a score is not defined, or was not told.
 
@@ -142,6 +147,7 @@ def owner_outcome(
         task: what form the statistics have.
         start: of the bundle's model on the device's test part.
         end: of its own model on the same.
+        alone: of a model that it has trained without the others, on the same.
     """
     if start is None or end is None:
         return None
@@ -157,7 +163,13 @@ def owner_outcome(
         end=now,
         gain=round(_gain(learning.owners, before, now), 6),
         chance=None if math.isnan(chance) else round(chance, 6),
+        alone=_alone(learning, alone),
     )
+
+
+def _alone(learning: LearningTask, scored: Statistics | None) -> float | None:
+    score = math.nan if scored is None else learning.owner_score(scored)
+    return round(score, 6) if math.isfinite(score) else None
 
 
 def followed(
@@ -171,13 +183,15 @@ def followed(
         task: what form the statistics have.
         told: what its update tells.
     """
+    alone = told.more.get(ALONE)
     if told.start is not None or before is None:
-        return owner_outcome(name, task, told.start, told.own)
-    now = owner_outcome(name, task, told.own, told.own)
+        return owner_outcome(name, task, told.start, told.own, alone)
+    now = owner_outcome(name, task, told.own, told.own, alone)
     if now is None:
         return before
     gain = round(_gain(TASKS[task].owners, before.start, now.end), 6)
-    return msgspec.structs.replace(now, start=before.start, gain=gain)
+    alone_now = before.alone if now.alone is None else now.alone
+    return msgspec.structs.replace(now, start=before.start, gain=gain, alone=alone_now)
 
 
 def outcome_of(task: TaskName, owners: Iterable[OwnerOutcome | None]) -> Outcome | None:
