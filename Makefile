@@ -39,7 +39,7 @@ endif
 quick: $(STAMP) $(WEB) ## the tests that are not marked slow: five minutes on two cores
 	$(PYTEST) -m "not slow and not full_size" --ignore=tests/export $(ARGS)
 
-slow: $(STAMP) ## models of the papers' sizes, clusters, the demonstration and tutorials, whose smaller cases make test has; ten minutes
+slow: $(STAMP) ## models of the papers' sizes, clusters, the demonstration and tutorials, whose smaller cases make test has; half an hour with the data sets
 	$(PYTEST) -m full_size $(ARGS)
 
 oracles: $(STAMP) ## how far each method's rounds are from its oracle's in float64, as a table (docs/algorithms.md)

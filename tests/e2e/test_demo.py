@@ -26,6 +26,9 @@ pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=25), pytest.mark.t
 _DEMO = [sys.executable, "-m", "protofleet", "demo"]
 
 
+_ROOT = Path(__file__).parents[2]
+_ROUNDING = 2.5
+"""Points."""
 _SECTIONS = ("personalisation", "generalisation", "global")
 
 
@@ -243,3 +246,26 @@ def test_missing_data_root_is_named(tmp_path):
     refused = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert refused.returncode == 1
     assert "--data-root" in refused.stderr
+
+
+@pytest.mark.full_size
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(
+    ("page", "options"),
+    [("README.md", []), ("docs/guide.md", ["--data", "uci-har", "--strategy", "fedali"])],
+)
+def test_the_figures_on_the_pages_are_what_comes_out(page, options, tmp_path, data_root):
+    """Within what other processors' rounding changes; of a run as the page names it."""
+    rows = re.findall(r"^\| (\w+) \| (.*?) \|$", (_ROOT / page).read_text(), re.MULTILINE)
+    told = {name: cells for name, cells in rows if re.search(r"\d ± \d", cells)}
+    assert {"Local", "FedAvg", "Ditto"} <= told.keys()
+    command = [*_DEMO, *options, "--data-root", str(data_root), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split("│")[1:-1] for line in done.stdout.splitlines() if line.startswith("│")]
+    printed = {cells[0].strip(): " | ".join(one.strip() for one in cells[2:]) for cells in lines}
+    for name, cells in told.items():
+        ours, found = (
+            [float(one) for one in re.findall(r"[\d.]+", text)] for text in (cells, printed[name])
+        )
+        assert found == pytest.approx(ours, abs=_ROUNDING), name

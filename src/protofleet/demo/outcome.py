@@ -32,6 +32,8 @@ _LOCAL = ".local_prototypes"
 _SHOWN_LAYERS = 2
 """Those nearest the head: few prototypes, and the most of what tells classes apart."""
 _MAX_BYTES = 2**30
+_UNTRAINED = "by chance"
+"""In the place of a score that tells nobody anything."""
 _KINDS = ("personalisation", "generalisation", "global")
 
 
@@ -148,8 +150,10 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
     for heading in ("trained", *(result.columns.get(kind, kind) for kind in _KINDS)):
         table.add_column(heading)
     for name, method in result.starts().items():
-        seen = "no labels" if result.untrained_head else "central"
-        table.add_row(name, seen, *_score_cells(method.start))
+        if result.untrained_head:
+            table.add_row(name, "no labels", *(_UNTRAINED for _ in _KINDS))
+        else:
+            table.add_row(name, "central", *_score_cells(method.start))
     table.add_section()
     for method in result.comparison:
         where = "MQTT" if method.strategy == result.strategy else "no MQTT"

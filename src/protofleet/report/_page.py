@@ -249,8 +249,11 @@ def _compared_rows(result: ComparedRecord) -> list[_ComparedRow]:
     before = [
         _ComparedRow(
             name=name,
-            trained=f"{one.network}, trained centrally",
-            cells=_compared_cells(one.start, result),
+            trained=f"{one.network}, trained centrally"
+            + (" without labels, so that it names classes by chance" * result.untrained_head),
+            cells=tuple("-" for _ in _compared_cells(one.start, result))
+            if result.untrained_head
+            else _compared_cells(one.start, result),
         )
         for name, one in result.starts().items()
     ]
