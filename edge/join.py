@@ -181,16 +181,10 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
 
 
 def _doubts(bundle: Bundle, data: LocalData) -> tuple[str, ...]:
-    """What is strange about the data, in the words of a presence; the log says more."""
-    preprocessing = bundle.manifest.preprocessing
-    if preprocessing.tokens is not None:
-        return ()
-    doubt = doubt_of_scale(
-        data.own.x_train, "training examples", preprocessing.mean, preprocessing.std
-    )
-    if doubt:
-        _log.warning("%s; make the data anew with protofleet device prepare", doubt)
-    return ("scale",) if doubt else ()
+    """What is strange about the data, in the words of a presence."""
+    inputs, x = bundle.manifest.preprocessing, data.own.x_train
+    is_far = inputs.tokens is None and doubt_of_scale(x, "", inputs.mean, inputs.std)
+    return ("scale",) if is_far else ()
 
 
 def _head_first(

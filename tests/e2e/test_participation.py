@@ -121,7 +121,7 @@ def test_data_off_their_scale_and_a_training_that_diverges_are_told_of(
         ("device1", "the training examples are far from the bundle's scale"),
         ("device1", "training ended in NaN or infinity in the last round"),
     ]
-    assert "training examples: values have a standard deviation of " in devices[1].log
+    assert "device data: values have a standard deviation of " in devices[1].log
     results = read_results(federation.run_dir)
     assert results.device_troubles == {"diverged": ("device1",), "scale": ("device1",)}
     assert "scale, on 1 device: device1" in write_report(federation.run_dir).read_text()
