@@ -38,6 +38,12 @@ _SHORT = {
     "temp": "temperature",
 }
 """What words of channels' names are short for."""
+_SENSORS = frozenset(_SHORT.values()) | {
+    *("gravity", "orientation", "rotation", "pressure", "barometer", "altitude", "microphone"),
+    *("location", "gps", "pedometer", "proximity", "humidity"),
+    *("eda", "bvp", "ibi", "ppg", "ecg", "emg"),
+}
+"""What a file may be named after."""
 _TIMES = frozenset({"time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"})
 _UNITS_S = {
     "s": 1.0,
@@ -108,6 +114,7 @@ _QUANTITIES = (
     ),
 )
 """As of ``src/web/src/intake/motion.ts``."""
+_AXES = frozenset("xyz")
 _MOST_LETTERS = 200
 """Of a name that means anything."""
 _UNIT = re.compile(r"[(\[](?P<unit>[^)\]]*)[)\]]\s*$")
@@ -151,6 +158,7 @@ def columns_of(
     *,
     time: str | None = None,
     is_timed: bool = True,
+    named: str = "",
 ) -> Columns:
     """What the columns of a table are, by their names.
 
@@ -161,9 +169,10 @@ def columns_of(
         time: the column of times, where a person has named it.
         is_timed: whether a column may tell the times whose name only says so; not where a person
             has said how fast rows come.
+        named: the file's name, which may be that of a sensor.
     """
     channels = manifest.preprocessing.channels
-    meant = dict(_meant(header, [one for one in channels if one not in header]))
+    meant = dict(_meant(header, [one for one in channels if one not in header], named))
     if not set(channels) <= {*header, *meant.values()}:
         meant = {}
     factors = _factors(meant, manifest.preprocessing, where)
@@ -198,23 +207,49 @@ def _time_of(names: Sequence[str], channels: Sequence[str]) -> TimeColumn | None
     ]
     if len(found) != 1:
         return None
-    ((name, words),) = found
+    ((name, _),) = found
+    return TimeColumn(name=name, unit_s=seconds_in(name))
+
+
+def seconds_in(name: str) -> float | None:
+    """Seconds of the unit that the name of a column of times says; None: none, or several."""
     unit = _unit_in(name)
-    told = {unit["unit"].strip().lower()} if unit else words
+    told = {unit["unit"].strip().lower()} if unit else _words(name)
     units = {seconds for word, seconds in _UNITS_S.items() if word in told}
-    return TimeColumn(name=name, unit_s=units.pop() if len(units) == 1 else None)
+    return units.pop() if len(units) == 1 else None
 
 
-def _meant(header: Sequence[str], channels: Sequence[str]) -> Iterable[tuple[str, str]]:
+def words_in(name: str) -> frozenset[str]:
+    """Words of a column's name, without its unit."""
+    return _words(_without_unit(name)) if len(name) <= _MOST_LETTERS else frozenset()
+
+
+def sensors_in(name: str) -> frozenset[str]:
+    """The sensors after which a file is named."""
+    return _words(name) & _SENSORS
+
+
+def channels_in(header: Sequence[str], channels: Sequence[str], named: str) -> tuple[str, ...]:
+    """Those channels that columns of a table have the name of, or mean."""
+    meant = {channel for _, channel in _meant(header, channels, named)}
+    return tuple(one for one in channels if one in header or one in meant)
+
+
+def _meant(
+    header: Sequence[str], channels: Sequence[str], named: str
+) -> Iterable[tuple[str, str]]:
     """Columns and the channels that they mean, where each is meant by one."""
     words = {name: _words(_without_unit(name)) for name in header if len(name) <= _MOST_LETTERS}
+    of = sensors_in(named)
+    # The x of a gyroscope's file is no acceleration.
+    words = {name: said | of if said and said <= _AXES else said for name, said in words.items()}
     axes = [_words(channel) for channel in channels]
-    sensors = {frozenset(one - set("xyz")) for one in axes}
+    sensors = {one - _AXES for one in axes}
     for channel, wanted in zip(channels, axes, strict=True):
         fitting = [name for name, said in words.items() if said == wanted]
         # Of one sensor the axes alone may do, as in a file that is named after it.
-        if not fitting and len(sensors) == 1:
-            fitting = [name for name, said in words.items() if said and said == wanted & set("xyz")]
+        if not fitting and not of and len(sensors) == 1:
+            fitting = [name for name, said in words.items() if said and said == wanted & _AXES]
         if len(fitting) == 1:
             yield fitting[0], channel
 

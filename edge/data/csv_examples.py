@@ -17,6 +17,7 @@ or how fast.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +33,8 @@ from protofleet.edge.data.csv_stream import SampleStream
 from protofleet.edge.data.csv_table import Table, unknown
 from protofleet.edge.data.intake import Window
 from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 _UNNAMED = "; --columns NAME,... names them where no row does"
 
@@ -63,6 +66,8 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
     rate_hz: float | None = None,
     time: str | None = None,
     columns: Sequence[str] | None = None,
+    label: str | None = None,
+    file_name: str = "",
 ) -> Iterator[Examples]:
     """Examples from a CSV, each block as soon as its rows are there.
 
@@ -73,6 +78,8 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
         rate_hz: as in ``load_examples``.
         time: as in ``load_examples``.
         columns: as in ``load_examples``.
+        label: the class of all rows, where no column says it.
+        file_name: without its ending; it may be that of a sensor.
 
     Raises:
         InputError: a row has a wrong form, the columns fit neither layout, or nothing says which
@@ -89,22 +96,27 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
         header, named = _given(columns, header, where), True
     meant = Columns(names=header)
     if named:
-        meant = columns_of(header, manifest, where, time=time, is_timed=rate_hz is None)
+        meant = columns_of(
+            header, manifest, where, time=time, is_timed=rate_hz is None, named=file_name
+        )
         header = meant.names
+    if label is not None and LABEL not in header and manifest.classes:
+        _log.warning("%s: no column of labels; all of it is '%s', by its name", where, label)
     if named and _is_stream(header, manifest.preprocessing):
         if time is not None and time not in header:
             raise InputError(
                 f"{where}: --time: expected one of the columns {', '.join(header)[:200]}, got "
                 f"'{time}'"
             )
-        table = Table(where, meant, manifest)
+        table = Table(where, meant, manifest, label=label)
         return _windows(table, blocks, manifest.preprocessing, rate_hz)
     if time is not None:
         raise InputError(
             f"{where}: --time is for sensor samples, one in each row, in columns named as the "
             f"bundle's channels: {', '.join(manifest.preprocessing.channels) or 'it has none'}"
         )
-    return _examples(_example_table(where, header, manifest, named=named), blocks, manifest)
+    table = _example_table(where, header, manifest, named=named, label=label)
+    return _examples(table, blocks, manifest)
 
 
 def _given(columns: Sequence[str], first: Sequence[str], where: str) -> list[str]:
@@ -123,7 +135,9 @@ def _is_stream(header: Sequence[str], preprocessing: Preprocessing) -> bool:
     return bool(preprocessing.window and channels) and set(channels) <= set(header)
 
 
-def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, named: bool) -> Table:
+def _example_table(
+    where: str, header: Sequence[str], manifest: Manifest, *, named: bool, label: str | None
+) -> Table:
     """The columns of examples, one per row."""
     preprocessing = manifest.preprocessing
     size = int(np.prod(preprocessing.input_shape))
@@ -134,7 +148,7 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
         del values[0]  # the index of a table
     channels = preprocessing.channels
     if named and len(channels) == size and set(channels) <= set(values):
-        return Table(where, Columns(names=names), manifest, channels)
+        return Table(where, Columns(names=names), manifest, channels, label=label)
     if len(values) != size or (named and len(channels) == size):
         by_name = f"a first row that names the columns {', '.join(channels)} of sensor samples, or "
         shape = f"channels {', '.join(channels)}" if channels else "input"
@@ -144,7 +158,7 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
             f"numbers of an example in each row ({shape} {preprocessing.input_shape}), got the "
             f"columns {', '.join(values)[:200]}{hint}"
         )
-    return Table(where, Columns(names=names), manifest, values)
+    return Table(where, Columns(names=names), manifest, values, label=label)
 
 
 def _near_miss(names: Sequence[str], channels: Sequence[str]) -> str:
@@ -187,9 +201,9 @@ def _windows(
     for rows in blocks:
         found = stream.push(rows)
         count += len(found)
-        yield from _joined(found, table.manifest)
+        yield from to_blocks(found, table.manifest)
     found = stream.flush()
-    yield from _joined(found, table.manifest)
+    yield from to_blocks(found, table.manifest)
     if not count + len(found):
         raise InputError(
             f"{table.where}: expected samples for a window, {preprocessing.window} at "
@@ -197,7 +211,8 @@ def _windows(
         )
 
 
-def _joined(windows: Sequence[Window], manifest: Manifest) -> Iterator[Examples]:
+def to_blocks(windows: Sequence[Window], manifest: Manifest) -> Iterator[Examples]:
+    """Windows as a block of examples; none of none."""
     if windows:
         labels = np.array([window.label for window in windows], np.int64)
         yield Examples(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
 
-_SENSOR = "csv"
+SENSOR = "csv"
 _RATE_SAMPLES = 16
 """Samples whose times tell a stream's rate, before any of them is used."""
 
@@ -35,11 +36,55 @@ _QUIET_S = 10.0
 """Samples of so long may wait without a word."""
 
 
-class SampleStream:
-    """Rows of samples into the intake, from when the stream's rate is known."""
+class SampleSink(Protocol):
+    """Takes samples; ``SensorIntake`` is one."""
 
-    def __init__(self, table: Table, preprocessing: Preprocessing, rate_hz: float | None) -> None:
-        self._table, self._preprocessing = table, preprocessing
+    @property
+    def counters(self) -> Mapping[str, IntakeCounters]:
+        """What was discarded, by sensor."""
+        ...
+
+    def mark(self, time_s: float, label: int) -> None:
+        """From ``time_s`` on the owner does activity ``label``."""
+        ...
+
+    def push(
+        self, sensor: str, times_s: NDArray[np.float64], values: NDArray[np.floating]
+    ) -> list[Window]:
+        """Take readings, give back the windows that are complete now."""
+        ...
+
+    def flush(self) -> list[Window]:
+        """The recording is over."""
+        ...
+
+
+MakeSink = Callable[[Preprocessing, Mapping[str, float], str], SampleSink]
+"""From preprocessing, rates by sensor, and what to call the source."""
+
+
+def _intake(preprocessing: Preprocessing, rates: Mapping[str, float], where: str) -> SampleSink:
+    return SensorIntake(preprocessing, rates, where=where)
+
+
+class SampleStream:
+    """Rows of samples into the intake, from when the stream's rate is known.
+
+    Args:
+        table: whose rows they are.
+        preprocessing: of its channels.
+        rate_hz: how fast they come; None: their times tell.
+        make: what takes the samples.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        preprocessing: Preprocessing,
+        rate_hz: float | None,
+        make: MakeSink = _intake,
+    ) -> None:
+        self._table, self._preprocessing, self._make = table, preprocessing, make
         self._rate_hz = rate_hz
         self._wanted_hz = rate_hz or preprocessing.rate_hz
         # Before the first samples are used, those that wait tell rate, unit, or what is amiss.
@@ -70,7 +115,7 @@ class SampleStream:
         """What the intake could not use; ''. Set back clocks were told of when they were."""
         if self._intake is None:
             return ""
-        counters = replace(self._intake.counters[_SENSOR], set_back=0)
+        counters = replace(self._intake.counters[SENSOR], set_back=0)
         return str(counters) if counters != IntakeCounters() else ""
 
     def push(self, rows: Sequence[Row]) -> list[Window]:
@@ -225,8 +270,8 @@ class SampleStream:
             told = f"{rate_hz:.4g} samples a second by its column '{self._table.time}'"
             _log.warning("%s: %s, the bundle wants %g%s", self._table.where, told, wanted, hint)
 
-    def _made(self, rate_hz: float) -> SensorIntake:
-        return SensorIntake(self._preprocessing, {_SENSOR: rate_hz}, where=self._table.where)
+    def _made(self, rate_hz: float) -> SampleSink:
+        return self._make(self._preprocessing, {SENSOR: rate_hz}, self._table.where)
 
     def _pushed(self, rows: Sequence[Row]) -> list[Window]:
         times = self._table.times_s(rows)
@@ -253,20 +298,20 @@ class SampleStream:
 
     def _marked(
         self,
-        intake: SensorIntake,
+        intake: SampleSink,
         times: NDArray[np.float64],
         values: NDArray[np.float64],
         label: int,
     ) -> list[Window]:
         """The windows that readings with one label complete."""
         if label == self._label or not np.isfinite(times).any():
-            return intake.push(_SENSOR, times, values)
+            return intake.push(SENSOR, times, values)
         intake.mark(float(times[np.isfinite(times).argmax()]), label)
         self._label = label
         # By the first reading the intake knows the mark from those after a later step back.
         first = int((np.isfinite(times) & np.isfinite(values).all(axis=1)).argmax()) + 1
-        found = intake.push(_SENSOR, times[:first], values[:first])
-        return found + intake.push(_SENSOR, times[first:], values[first:])
+        found = intake.push(SENSOR, times[:first], values[:first])
+        return found + intake.push(SENSOR, times[first:], values[first:])
 
 
 def _still(times: NDArray[np.float64], column: str) -> str:

@@ -36,8 +36,13 @@ def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
     return np.full(count, NO_LABEL, np.int64)
 
 
-class _Labels:
-    """Class names and numbers, as a column holds them."""
+class Labels:
+    """Class names and numbers, as a column holds them.
+
+    Args:
+        classes: the bundle's.
+        where: what to call the table.
+    """
 
     def __init__(self, classes: tuple[str, ...], where: str) -> None:
         self._classes, self._where = classes, where
@@ -72,6 +77,7 @@ class Table:
         columns: what they are.
         manifest: the bundle's.
         values: names of the columns that hold numbers of the model's input; None: its channels.
+        label: the class of all rows, where no column says it.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class Table:
         columns: Columns,
         manifest: Manifest,
         values: Sequence[str] | None = None,
+        *,
+        label: str | None = None,
     ) -> None:
         header, time = columns.names, columns.time
         self.where = where
@@ -91,7 +99,8 @@ class Table:
         self.columns = [header.index(name) for name in names]
         self._factors = np.array([columns.factors.get(name, 1.0) for name in names])
         self._label = header.index(LABEL) if LABEL in header else None
-        self._labels = _Labels(manifest.classes, where)
+        self._same = NO_LABEL if label is None else manifest.classes.index(label)
+        self._labels = Labels(manifest.classes, where)
         self.manifest = manifest
         told = manifest.targets and set(manifest.targets) <= set(header)
         self._targets = [header.index(name) for name in manifest.targets] if told else []
@@ -121,7 +130,7 @@ class Table:
     def labels(self, rows: Sequence[Row]) -> NDArray[np.int64]:
         """``(rows,)``, -1 for none."""
         if self._label is None or not self.manifest.classes:
-            return np.full(len(rows), NO_LABEL, np.int64)
+            return np.full(len(rows), self._same, np.int64)
         found = [self._labels.index(self._cell(row, self._label), row.line) for row in rows]
         return np.array(found, np.int64)
 

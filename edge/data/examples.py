@@ -1,9 +1,9 @@
-"""Examples to predict, from a file: NPZ, a device's data, or a CSV (``csv_examples``)."""
+"""Examples from files: NPZ, a device's data, or recordings (``recordings``)."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +15,62 @@ from protofleet.edge.data.csv_examples import Examples, read_csv
 from protofleet.edge.data.csv_rows import ByteStream
 from protofleet.edge.data.csv_table import unknown
 from protofleet.edge.data.local_data import UCI_HAR, load_local_data
+from protofleet.edge.data.recordings import Told, nobody, read_recordings
 from protofleet.edge.learning.training import check_data
-from protofleet.errors import InputError, MissingDataError
+from protofleet.errors import InputError
 
 __all__ = ["ByteStream", "Examples", "is_device_data", "load_examples", "read_csv"]
 
 
 def load_examples(  # noqa: PLR0913 - what a person may say of a file
-    source: str,
+    source: str | Sequence[str],
     manifest: Manifest,
     *,
     data_root: Path | None = None,
     rate_hz: float | None = None,
     time: str | None = None,
     columns: Sequence[str] | None = None,
+    told: Told | None = None,
 ) -> Iterator[Examples]:
-    """The examples of a file, in blocks.
+    """The examples of a file, or of several recordings, in blocks.
 
     Args:
         source: ``FILE.npz`` with ``x`` (and ``y``), or with ``x_test`` and ``y_test`` as a device's
-            data; ``FILE.csv``; or ``uci-har:5``, the test part of subject 5.
+            data; ``uci-har:5``, the test part of subject 5; or recordings: tables as ``FILE.csv``,
+            folders and zips of them, one or several.
         manifest: the bundle's.
         data_root: folder of the published data sets.
         rate_hz: of sensor samples; None: from their times, or the bundle's where they have none.
-        time: the column of a CSV that says when; None: one whose name says so.
-        columns: names of the columns of a CSV that has no row of names.
+        time: the column of a table that says when; None: one whose name says so.
+        columns: names of the columns of a table that has no row of names.
+        told: what is found in each table.
 
     Raises:
         MissingDataError: a file is absent.
         InputError: a file has a wrong form, or does not fit the bundle.
     """
-    path = Path(source)
-    if path.suffix.lower() == ".csv":
-        if not path.is_file():
-            raise MissingDataError(f"data '{path}': no such file")
-        return _read_file(path, manifest, {"rate_hz": rate_hz, "time": time, "columns": columns})
+    sources = [source] if isinstance(source, str) else list(source)
+    others = [one for one in sources if _is_no_table(one)]
+    if not others:
+        options = {"rate_hz": rate_hz, "time": time, "columns": columns}
+        return read_recordings(sources, manifest, told or nobody, **options)
+    if len(sources) > 1:
+        raise InputError(f"data '{others[0]}': expected it alone, or recordings alone")
     if time is not None or columns is not None:
-        raise InputError(f"data '{source}': --time and --columns name columns of a CSV")
+        raise InputError(f"data '{others[0]}': --time and --columns name columns of a table")
+    return _prepared(others[0], manifest, data_root)
+
+
+def _is_no_table(source: str) -> bool:
+    return source.startswith(f"{UCI_HAR}:") or Path(source).suffix.lower() == ".npz"
+
+
+def _prepared(source: str, manifest: Manifest, data_root: Path | None) -> Iterator[Examples]:
+    """Examples that need no reading of a table."""
+    path = Path(source)
     if path.suffix.lower() == ".npz" and not is_device_data(source):
         arrays = read_arrays(path, ("x",), ("y",), ignored=("classes", "targets"))
         return iter((_plain(path, arrays, manifest),))
-    if path.suffix.lower() != ".npz" and not source.startswith(f"{UCI_HAR}:"):
-        raise InputError(
-            f"data '{source}': expected FILE.npz, FILE.csv, - for standard input, or {UCI_HAR}:N "
-            "with --data-root"
-        )
     data = load_local_data(source, manifest.preprocessing, data_root=data_root)
     check_data(data, manifest)
     return iter((Examples(x=data.own.x_test, y=data.own.y_test),))
@@ -72,11 +83,6 @@ def is_device_data(source: str) -> bool:
             return "x_train.npy" in archive.namelist()
     except UNREADABLE:  # whoever reads it says what is wrong
         return False
-
-
-def _read_file(path: Path, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
-    with path.open("rb") as file:
-        yield from read_csv(file, f"data '{path}'", manifest, **options)
 
 
 def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:

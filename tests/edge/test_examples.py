@@ -631,5 +631,5 @@ def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
     with pytest.raises(InputError, match="--time is for sensor samples"):
         _read("1,2,3,4\n", manifest, time="t")
     np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
-    with pytest.raises(InputError, match="--time and --columns name columns of a CSV"):
+    with pytest.raises(InputError, match="--time and --columns name columns of a table"):
         load_examples(str(tmp_path / "mine.npz"), sensor, time="t")

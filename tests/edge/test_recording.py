@@ -80,6 +80,7 @@ def test_the_command_makes_what_a_device_joins_with(world, tmp_path, capsys, mon
         main(main_arguments)
     assert not end.value.code
     said = capsys.readouterr().out.splitlines()
+    assert said.pop(0) == f"{tmp_path / 'mine.csv'}: 20 examples: class0 10, class1 10"
     assert said[:2] == ["class0: 7 to train, 3 to test", "class1: 7 to train, 3 to test"]
     data = load_device_data(out)
     assert (data.x_train.shape, data.classes) == ((14, 4), world.bundle.manifest.classes)

@@ -171,7 +171,7 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
     out: Path | str,
     *,
     input_shape: Sequence[int] | None = None,
-    preprocessing: Preprocessing | None = None,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
     strategy: str | Sequence[str] = "fedavg",
     settings: Mapping[str, Any] | None = None,
     task: TaskName = "classification",
@@ -198,7 +198,8 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
             as ``head_kind``, ``align`` and the strategies ask for.
         out: ``*.pfb`` for a single file, else a folder.
         input_shape: of one example, such as ``(128, 6)``; needed without ``preprocessing``.
-        preprocessing: shape and, for sensors, rate, window, channels, mean and std.
+        preprocessing: shape and, for sensors, rate, window, channels, mean and std; or a mapping of
+            the same, as ``export --preprocessing`` reads it from a file.
         strategy: name, or several: the bundle names the first and serves all; ``all`` stands for
             every one that can run on the model as it is.
         settings: of the first strategy, the bundle's defaults.
@@ -260,15 +261,17 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
 
 
 def _preprocessing(
-    input_shape: Sequence[int] | None, preprocessing: Preprocessing | None
+    input_shape: Sequence[int] | None, preprocessing: Preprocessing | Mapping[str, Any] | None
 ) -> Preprocessing:
     if (input_shape is None) == (preprocessing is None):
         raise InputError(
             "export_model: expected either input_shape, the shape of one example as in (128, 6), "
             f"or preprocessing, got {'neither' if input_shape is None else 'both'}"
         )
-    if preprocessing is not None:
+    if isinstance(preprocessing, Preprocessing):
         return preprocessing
+    if preprocessing is not None:
+        return _converted(preprocessing)
     try:
         found = Preprocessing(input_shape=tuple(int(size) for size in input_shape or ()))
         check_preprocessing(found)
@@ -276,6 +279,15 @@ def _preprocessing(
         raise InputError(
             f"input_shape: expected sizes like (128, 6), got {input_shape!r}"
         ) from error
+    return found
+
+
+def _converted(given: Mapping[str, Any]) -> Preprocessing:
+    try:
+        found = msgspec.convert(given, Preprocessing)
+        check_preprocessing(found)
+    except (msgspec.ValidationError, RefusedError) as error:
+        raise InputError(f"preprocessing: {error}") from error
     return found
 
 

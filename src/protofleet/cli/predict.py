@@ -34,7 +34,8 @@ _PATH = click.Path(path_type=Path)
     "--data",
     required=True,
     metavar="SOURCE",
-    help="FILE.npz, FILE.csv, uci-har:N with --data-root, or - for a CSV on standard input.",
+    help="FILE.npz, a recording (FILE.csv, a folder or a zip of tables), uci-har:N with "
+    "--data-root, or - for a CSV on standard input.",
 )
 @click.option(
     "--data-root",

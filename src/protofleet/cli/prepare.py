@@ -1,10 +1,11 @@
-"""``protofleet device prepare``: a device's data from a CSV with labels."""
+"""``protofleet device prepare``: a device's data from recordings with labels."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -14,19 +15,28 @@ from protofleet.cli._store import columns_option, rate_option, raw_option, time_
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
 from protofleet.errors import InputError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from protofleet.bundle.manifest import Manifest
+    from protofleet.datasets import DeviceData
+    from protofleet.edge.data.examples import Examples
+    from protofleet.edge.data.recordings import Found
+
 _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("source")
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--bundle", type=_PATH, required=True, help="Folder or .pfb file.")
 @click.option(
     "--out",
     type=_PATH,
-    required=True,
     callback=writable,
     help="FILE.npz for 'device join --data'.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what is found, and write nothing.")
 @bundle_trust_option
 @raw_option
 @rate_option
@@ -41,47 +51,69 @@ _PATH = click.Path(path_type=Path)
 )
 def prepare(
     *,
-    source: str,
+    sources: tuple[str, ...],
     bundle: Path,
-    out: Path,
+    out: Path | None,
+    dry_run: bool,
     trust_files: tuple[Path, ...],
     raw: bool,
-    rate_hz: float | None,
-    time: str | None,
-    columns: tuple[str, ...] | None,
     test_share: float,
+    **table: Any,
 ) -> None:
-    """Make a device's data from SOURCE: FILE.csv, or - for standard input, with a column 'label'.
+    """Make a device's data from recordings.
 
-    Its layouts are those of 'device predict': sensor samples with the bundle's channels as columns,
+    SOURCE is a table such as FILE.csv, a folder or a zip of tables, several of them, or - for
+    standard input. A table has a column 'label', or its file or folder has the name of a class. Its
+    layouts are those of 'device predict': sensor samples with the bundle's channels as columns,
     which are cut into windows, or one example per row. The first of each class train, the last
     test; a test window that overlaps a training window is left out.
     """
-    start_process(1, quiet=True)
-    import numpy as np
-
+    start_process(1, quiet=not dry_run)
     from protofleet.bundle import Bundle
-    from protofleet.edge.data.examples import ByteStream, is_device_data, load_examples, read_csv
     from protofleet.edge.data.recording import to_device_data
 
-    if out.suffix != ".npz":
-        raise InputError(f"--out '{out}': expected FILE.npz, for 'device join --data'")
+    if not dry_run and (out is None or out.suffix != ".npz"):
+        given = "--out" if out is None else f"--out '{out}'"
+        raise InputError(f"{given}: expected FILE.npz, for 'device join --data'")
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
-    if source == "-":
+    blocks = _blocks(sources, manifest, table)
+    data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
+    for name, train, test in zip(data.classes, *_counts(data), strict=True):
+        click.echo(f"{name}: {train} to train, {test} to test")
+    if dry_run or out is None:
+        click.echo("nothing is written")
+        return
+    data.save(out)
+    click.echo(f"{out}: {len(data.y_train)} to train, {len(data.y_test)} to test")
+
+
+def _blocks(
+    sources: tuple[str, ...], manifest: Manifest, table: dict[str, Any]
+) -> Iterator[Examples]:
+    from protofleet.edge.data.examples import ByteStream, is_device_data, load_examples, read_csv
+
+    if "-" in sources:
+        if len(sources) > 1:
+            raise InputError("SOURCE: expected - alone, or recordings alone")
         stream = cast("ByteStream", sys.stdin.buffer)
-        blocks = read_csv(
-            stream, "standard input", manifest, rate_hz=rate_hz, time=time, columns=columns
-        )
-    else:
+        return read_csv(stream, "standard input", manifest, **table)
+    for source in sources:
         if is_device_data(source):
             raise InputError(
                 f"data '{source}': expected a recording, got a device's data: give them to "
                 "'device join --data' as they are"
             )
-        blocks = load_examples(source, manifest, rate_hz=rate_hz, time=time, columns=columns)
-    data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
-    data.save(out)
-    parts = [np.bincount(y, minlength=len(data.classes)) for y in (data.y_train, data.y_test)]
-    for name, train, test in zip(data.classes, *parts, strict=True):
-        click.echo(f"{name}: {train} to train, {test} to test")
-    click.echo(f"{out}: {len(data.y_train)} to train, {len(data.y_test)} to test")
+
+    def told(one: Found) -> None:
+        if one.refused:
+            click.echo(f"left out: {one.refused}", err=True)
+        else:
+            click.echo(f"{one.name}: {one.text(manifest.classes)}")
+
+    return load_examples(sources, manifest, told=told, **table)
+
+
+def _counts(data: DeviceData) -> list[NDArray[np.int64]]:
+    import numpy as np
+
+    return [np.bincount(y, minlength=len(data.classes)) for y in (data.y_train, data.y_test)]

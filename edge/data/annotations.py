@@ -1,0 +1,121 @@
+"""A table of what a person has marked: from when on, or from when to when, which activity."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.bundle.manifest import Manifest
+from protofleet.edge.data.columns import seconds_in, words_in
+from protofleet.edge.data.csv_rows import Row
+from protofleet.edge.data.csv_table import Labels
+from protofleet.edge.data.joined_sensors import SensorSamples
+from protofleet.edge.data.sample_times import to_time
+from protofleet.edge.predictions import NO_LABEL
+from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+_TEXTS = frozenset({"text", "label", "activity", "annotation", "marker", "event", "tag"})
+_STARTS = ("start", "begin", "from", "onset", "time", "timestamp")
+_ENDS = ("end", "stop", "to", "until", "offset")
+_UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+_NEAR_S = 60.0
+"""A mark is set so long before or after the samples at most."""
+
+Marks = list[tuple[float, int]]
+"""Times in seconds, and the class that is done from then on; -1: none that is known."""
+
+
+class AnnotationTable:
+    """The columns of a table of marks.
+
+    Args:
+        header: as the table has them.
+
+    Raises:
+        InputError: it has none.
+    """
+
+    def __init__(self, header: Sequence[str]) -> None:
+        texts = [k for k, name in enumerate(header) if words_in(name) & _TEXTS]
+        starts = _places(header, _STARTS)
+        if not texts or not starts:
+            raise InputError("expected a column of times and one of labels")
+        self._text, self._start = texts[0], starts[0]
+        self._name = header[self._start]
+        self._end = next(iter(_places(header, _ENDS)), None)
+
+    def marks(
+        self,
+        rows: Sequence[Row],
+        manifest: Manifest,
+        where: str,
+        sensors: Sequence[SensorSamples],
+    ) -> Marks:
+        """What the rows say.
+
+        Args:
+            rows: of the table, at least one.
+            manifest: the bundle's.
+            where: what to call the table.
+            sensors: on whose clock the times are.
+
+        Raises:
+            InputError: a time is none, or none of them is near the samples.
+        """
+        labels = Labels(manifest.classes, where)
+        times = np.array([self._when(row, self._start, where) for row in rows])
+        unit_s = self._unit_of(times, sensors, where)
+        found: Marks = []
+        for row, time in zip(rows, times.tolist(), strict=True):
+            label = labels.index(row.cells[self._text], row.line)
+            found.append((unit_s * time, label))
+            if self._end is not None:
+                found.append((unit_s * self._when(row, self._end, where), NO_LABEL))
+        # Where one ends and the next begins at once, it is the next.
+        return sorted(found, key=lambda one: (one[0], one[1] != NO_LABEL))
+
+    def _unit_of(
+        self, times: NDArray[np.float64], sensors: Sequence[SensorSamples], where: str
+    ) -> float:
+        """Seconds of the unit of times: as their name says, as the samples', or what fits."""
+        begin = min(float(one.times_s.min()) for one in sensors)
+        end = max(float(one.times_s.max()) for one in sensors)
+
+        def near(unit_s: float) -> int:
+            there = (unit_s * times >= begin - _NEAR_S) & (unit_s * times <= end + _NEAR_S)
+            return int(there.sum())
+
+        known = seconds_in(self._name)
+        for one in sensors if known is None else ():
+            if one.time is not None and one.time[0] == self._name:
+                known = one.time[1]
+        if known is None:
+            name = max(_UNITS, key=lambda unit: near(_UNITS[unit]))
+            known = _UNITS[name]
+            _log.warning("%s: times in '%s' taken as %s", where, self._name, name)
+        if not near(known):
+            raise InputError(
+                f"{where}: expected times of the samples' clock, {begin:.1f} to {end:.1f} s, got "
+                f"{known * times.min():g} to {known * times.max():g} s"
+            )
+        return known
+
+    @staticmethod
+    def _when(row: Row, column: int, where: str) -> float:
+        text = row.cells[column].strip() if column < len(row.cells) else ""
+        try:
+            return to_time(text)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"{where}, line {row.line}: expected a time, got '{text[:40]}'"
+            ) from error
+
+
+def _places(header: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Columns with such words in their names, those of the first words first."""
+    return [k for word in wanted for k, name in enumerate(header) if word in words_in(name)]

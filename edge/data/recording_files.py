@@ -1,0 +1,177 @@
+"""Tables of recordings in files, folders and zips, and what their names say of them."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar, cast
+
+from protofleet.datasets.arrays import UNREADABLE
+from protofleet.edge.data.csv_rows import ByteStream
+from protofleet.errors import InputError, MissingDataError
+
+_T = TypeVar("_T")
+TABLES = frozenset({".csv", ".tsv", ".txt"})
+"""Endings of files in which a table is looked for, in a folder or a zip."""
+MOST_FILES = 10_000
+_MOST_RATIO, _SMALL_BYTES = 200, 100_000_000
+"""Tables shrink to a tenth; what shrinks more, and is not small, is made to fill a disk."""
+_WORD = re.compile(r"[^\W\d_]+")
+_CAPITAL = re.compile(r"(?<=[a-zß-ÿ])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingFile:
+    """A table.
+
+    Attributes:
+        name: what to call it.
+        folder: where it lies with others, as a name; '' of the only file that was named.
+        parts: names of the folders and the file, without its ending, that may say what it holds.
+        open: its bytes.
+    """
+
+    name: str
+    folder: str
+    parts: tuple[str, ...]
+    open: Callable[[], AbstractContextManager[ByteStream]]
+
+    @property
+    def where(self) -> str:
+        """As messages say it."""
+        return f"data '{self.name}'"
+
+
+def recording_files(sources: Sequence[str]) -> list[RecordingFile]:
+    """The tables of files, folders and zips; of those of a folder or a zip in ascending order.
+
+    Args:
+        sources: what a person has named.
+
+    Raises:
+        MissingDataError: one is absent, or has no table in it.
+        InputError: a zip that cannot be read, or more than ``MOST_FILES`` tables.
+    """
+    found: list[RecordingFile] = []
+    for source in sources:
+        path = Path(source)
+        if not path.exists():
+            raise MissingDataError(f"data '{path}': no such file or folder")
+        tables = list(_tables(path, alone=len(sources) == 1))
+        if not tables:
+            raise MissingDataError(
+                f"data '{path}': no table in it; expected files that end in "
+                f"{', '.join(sorted(TABLES))}"
+            )
+        found += tables
+    if len(found) > MOST_FILES:
+        raise InputError(f"data: expected at most {MOST_FILES} tables, got {len(found)}")
+    return found
+
+
+def label_in(parts: Sequence[str], classes: Sequence[str]) -> str | None:
+    """The class that a file's own name, or else its folder's, says; None: none, or several.
+
+    Of two that fit, one within the other, the longer: ``walking upstairs``, not ``walking``.
+    """
+    for part in reversed(parts):
+        said = _words(part)
+        fitting = {name: _words(name) for name in classes if _words(name) and _words(name) <= said}
+        longest = [
+            name
+            for name, words in fitting.items()
+            if not any(words < other for other in fitting.values())
+        ]
+        if len(longest) == 1:
+            return longest[0]
+        if longest:
+            return None
+    return None
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(word.lower() for word in _WORD.findall(_CAPITAL.sub(" ", name)))
+
+
+def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            place = file.relative_to(path)
+            hidden = any(part.startswith(".") for part in place.parts)
+            if file.suffix.lower() in TABLES and file.is_file() and not hidden:
+                parts = (path.resolve().name, *place.with_suffix("").parts)
+                yield _plain(file, str(file.parent), parts)
+    elif zipfile.is_zipfile(path):
+        yield from _zipped(path)
+    else:
+        yield _plain(path, "" if alone else str(path.parent), (path.stem,))
+
+
+def _plain(file: Path, folder: str, parts: tuple[str, ...]) -> RecordingFile:
+    @contextmanager
+    def opened() -> Iterator[ByteStream]:
+        with file.open("rb") as stream:
+            yield stream
+
+    return RecordingFile(name=str(file), folder=folder, parts=parts, open=opened)
+
+
+def _zipped(path: Path) -> Iterator[RecordingFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except UNREADABLE as error:
+        raise InputError(f"data '{path}': not a zip that can be read ({error})") from error
+    for member in sorted(members, key=lambda one: one.filename):
+        place = PurePosixPath(member.filename)
+        foreign = place.parts[:1] == ("__MACOSX",) or place.name.startswith(".")
+        if member.is_dir() or foreign or place.suffix.lower() not in TABLES:
+            continue
+        if member.file_size > max(_SMALL_BYTES, _MOST_RATIO * member.compress_size):
+            raise InputError(
+                f"data '{path}': '{place}' unpacks {member.compress_size} bytes to "
+                f"{member.file_size}, which no recording does"
+            )
+        yield RecordingFile(
+            name=f"{path}: {place}",
+            folder=str(path) if place.parent == PurePosixPath() else f"{path}: {place.parent}",
+            parts=(path.stem, *place.with_suffix("").parts),
+            open=_member(path, member),
+        )
+
+
+def _member(
+    path: Path, member: zipfile.ZipInfo
+) -> Callable[[], AbstractContextManager[ByteStream]]:
+    @contextmanager
+    def opened() -> Iterator[ByteStream]:
+        with zipfile.ZipFile(path) as archive:
+            yield _Member(archive, member, f"data '{path}': '{member.filename}'")
+
+    return opened
+
+
+class _Member:
+    """A zip's member, whose errors name it.
+
+    Raises:
+        InputError: it is encrypted, damaged, or packed in a way that is not known.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
+        self._where = where
+        self._stream = cast("ByteStream", self._guarded(lambda: archive.open(member)))
+
+    def read1(self, size: int, /) -> bytes:
+        """As of ``ByteStream``."""
+        return self._guarded(lambda: self._stream.read1(size))
+
+    def _guarded(self, act: Callable[[], _T]) -> _T:
+        try:
+            return act()
+        except UNREADABLE as error:
+            raise InputError(f"{self._where} cannot be unpacked ({error})") from error

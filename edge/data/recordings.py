@@ -1,0 +1,152 @@
+"""Examples from recordings: one table, or all of a folder or a zip, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.bundle.manifest import Manifest
+from protofleet.edge.data.csv_examples import Examples, read_csv
+from protofleet.edge.data.recording_files import RecordingFile, label_in, recording_files
+from protofleet.edge.data.sensor_tables import sensor_tables
+from protofleet.edge.predictions import NO_LABEL
+from protofleet.errors import InputError
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What was found in a table.
+
+    Attributes:
+        name: of the table.
+        examples: how many.
+        by_class: of each of the bundle's classes; empty where it has none.
+        lasts_s: from its first window to its last one's beginning; 0 where there are no times.
+        refused: why nothing of it is used; empty: it is.
+    """
+
+    name: str
+    examples: int = 0
+    by_class: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    lasts_s: float = 0.0
+    refused: str = ""
+    _last_s: float = np.inf
+
+    def text(self, classes: Sequence[str]) -> str:
+        """For people: how many examples, how long, of which classes."""
+        parts = [f"{self.examples} examples"]
+        if self.lasts_s:
+            parts.append(f"over {self.lasts_s:.0f} s")
+        each = [f"{name} {n}" for name, n in zip(classes, self.by_class, strict=True) if n]
+        unlabelled = self.examples - int(self.by_class.sum())
+        if len(self.by_class) and unlabelled:
+            each.append(f"{unlabelled} without a label")
+        return " ".join(parts) + (f": {', '.join(each)}" if each else "")
+
+    def add(self, block: Examples) -> None:
+        """Count what has arrived."""
+        self.examples += len(block.y)
+        if len(self.by_class):
+            known = block.y[block.y != NO_LABEL]
+            self.by_class += np.bincount(known, minlength=len(self.by_class))
+        if block.start_s is not None and len(block.start_s):
+            steps = np.diff(block.start_s, prepend=self._last_s)
+            self.lasts_s += float(np.maximum(steps, 0).sum())
+            self._last_s = float(block.start_s[-1])
+
+
+Told = Callable[[Found], None]
+"""Told of each table when it is read."""
+
+
+def nobody(_: Found) -> None:
+    """Tells nobody."""
+
+
+def read_recordings(
+    sources: Sequence[str], manifest: Manifest, told: Told = nobody, **options: Any
+) -> Iterator[Examples]:
+    """Examples of every table of the sources, in their order, in blocks.
+
+    A table without a column of labels has the class that its name, or its folder's, says. Tables of
+    a folder or a zip that are named after sensors are one recording (``sensor_tables``). Of several
+    those that hold something else, or too little, are left out, and told of.
+
+    Args:
+        sources: files, folders, zips.
+        manifest: the bundle's.
+        told: what is found in each table, at its end.
+        options: as of ``read_csv``.
+
+    Raises:
+        MissingDataError: as ``recording_files``.
+        InputError: a table that cannot be read; or none is a recording.
+    """
+    return _read(recording_files(sources), manifest, told, options)
+
+
+def _read(
+    files: Sequence[RecordingFile], manifest: Manifest, told: Told, options: Mapping[str, Any]
+) -> Iterator[Examples]:
+    used, why = 0, None
+    for recording in _recordings(files, manifest):
+        found = Found(name=recording.name, by_class=np.zeros(len(manifest.classes), np.int64))
+        try:
+            for block in recording.blocks(manifest, options):
+                found.add(block)
+                yield block
+            used += 1
+        except InputError as error:
+            # Of half a recording nobody would know which.
+            if len(files) == 1 or found.examples:
+                raise
+            found.refused, why = str(error), why or error
+        told(found)
+    if why is not None and not used:
+        raise why
+
+
+class _Recording(Protocol):
+    """What gives examples of its own."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        ...
+
+    def blocks(self, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
+        """Its examples."""
+        ...
+
+
+def _recordings(files: Sequence[RecordingFile], manifest: Manifest) -> Iterator[_Recording]:
+    """Each table by itself, but for those that sensors of one recording have."""
+    for folder, group in groupby(files, key=lambda one: one.folder):
+        tables = list(group)
+        joined = sensor_tables(folder, tables, manifest) if folder and len(tables) > 1 else None
+        if joined is None:
+            yield from map(_Table, tables)
+        else:
+            yield joined
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table that is a recording by itself."""
+
+    file: RecordingFile
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    def blocks(self, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
+        file, label = self.file, label_in(self.file.parts, manifest.classes)
+        with file.open() as stream:
+            yield from read_csv(
+                stream, file.where, manifest, label=label, file_name=file.parts[-1], **options
+            )

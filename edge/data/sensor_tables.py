@@ -1,0 +1,171 @@
+"""A recording whose sensors have a table each: which of a folder's tables belong to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from protofleet.bundle.manifest import Manifest
+from protofleet.edge.data.annotations import AnnotationTable, Marks
+from protofleet.edge.data.columns import channels_in, columns_of, sensors_in
+from protofleet.edge.data.csv_examples import Examples, to_blocks
+from protofleet.edge.data.csv_rows import row_blocks
+from protofleet.edge.data.csv_table import Table
+from protofleet.edge.data.joined_sensors import (
+    SensorSamples,
+    joined_windows,
+    part_of,
+    read_sensor,
+)
+from protofleet.edge.data.recording_files import RecordingFile, label_in
+from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """A table's first row, and which of the bundle's channels its columns are."""
+
+    file: RecordingFile
+    header: list[str]
+    channels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensorTables:
+    """A recording of several sensors.
+
+    Attributes:
+        name: of the folder.
+        tables: one for each sensor, in the order of the bundle's channels, with its channels.
+        marks: tables of what the person has marked.
+    """
+
+    name: str
+    tables: tuple[_Look, ...]
+    marks: tuple[tuple[RecordingFile, AnnotationTable], ...]
+
+    def blocks(self, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
+        """Its windows.
+
+        Args:
+            manifest: the bundle's.
+            options: of ``read_csv``, those that say something of times.
+
+        Raises:
+            InputError: a table cannot be read, or the sensors never overlap.
+        """
+        sensors = [_read(one, manifest, options) for one in self.tables]
+        marks = self._marked(sensors, manifest)
+        where = f"data '{self.name}'"
+        for windows in joined_windows(where, sensors, marks, manifest.preprocessing):
+            yield from to_blocks(windows, manifest)
+
+    def _marked(self, sensors: Sequence[SensorSamples], manifest: Manifest) -> Marks:
+        """By the tables of marks, else by a sensor's own labels, else by the folder's name."""
+        if not manifest.classes:
+            return []
+        found: Marks = []
+        for file, table in self.marks:
+            with file.open() as stream:
+                _, *rows = chain.from_iterable(row_blocks(stream, file.where))
+                found += table.marks(rows, manifest, file.where, sensors) if rows else []
+        if not found:
+            found = next((list(one.marks) for one in sensors if one.marks), [])
+        label = label_in(self.tables[0].file.parts[:-1], manifest.classes)
+        if not found and label is not None:
+            _log.warning("data '%s': all of it is '%s', by its name", self.name, label)
+            found = [(-np.inf, manifest.classes.index(label))]
+        return found
+
+
+def sensor_tables(
+    folder: str, files: Sequence[RecordingFile], manifest: Manifest
+) -> SensorTables | None:
+    """The recording that tables of one folder make together; None: they do not.
+
+    They do if some are named after sensors, and have all channels of the bundle's windows between
+    them. Of two that have the same, that with the shorter name is taken.
+
+    Args:
+        folder: its name.
+        files: its tables.
+        manifest: the bundle's.
+    """
+    inputs = manifest.preprocessing
+    if not (inputs.window and inputs.channels):
+        return None
+    looks = [_look(file, inputs.channels) for file in files]
+    named = sorted(
+        (one for one in looks if one.channels and sensors_in(one.file.parts[-1])),
+        key=lambda one: (len(one.file.parts[-1]), one.file.parts[-1]),
+    )
+    of = {channel: one for one in reversed(named) for channel in one.channels}
+    if not set(inputs.channels) <= of.keys():
+        return None
+    chosen: list[_Look] = []
+    for channel in inputs.channels:
+        one = of[channel]
+        if chosen and chosen[-1].file is one.file:
+            continue
+        if any(one.file is other.file for other in chosen):
+            raise InputError(
+                f"data '{folder}': expected channels of one sensor side by side in the bundle, got "
+                f"{', '.join(inputs.channels)}, of which '{one.file.name}' has some"
+            )
+        chosen.append(one)
+    tables = tuple(
+        _Look(
+            file=one.file,
+            header=one.header,
+            channels=tuple(name for name in one.channels if of[name] is one),
+        )
+        for one in chosen
+    )
+    used = {one.file.name for one in tables}
+    _log.info("data '%s': sensors in %s", folder, ", ".join(sorted(used)))
+    return SensorTables(name=folder, tables=tables, marks=tuple(_marks(looks)))
+
+
+def _marks(looks: Sequence[_Look]) -> Iterator[tuple[RecordingFile, AnnotationTable]]:
+    for one in looks:
+        if one.channels or sensors_in(one.file.parts[-1]):
+            continue
+        try:
+            yield one.file, AnnotationTable(one.header)
+        except InputError:
+            _log.info("%s: neither a sensor's nor marks, passed over", one.file.where)
+
+
+def _look(file: RecordingFile, channels: Sequence[str]) -> _Look:
+    with file.open() as stream:
+        first = next(row_blocks(stream, file.where), None)
+    header = [] if first is None else [cell.strip() for cell in first[0].cells]
+    return _Look(
+        file=file, header=header, channels=channels_in(header, channels, file.parts[-1])
+    )
+
+
+def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> SensorSamples:
+    """All that a sensor's table holds."""
+    file, part = look.file, part_of(manifest, look.channels)
+    rate_hz, time = options.get("rate_hz"), options.get("time")
+    with file.open() as stream:
+        rows = row_blocks(stream, file.where)
+        first = next(rows)
+        columns = columns_of(
+            look.header,
+            part,
+            file.where,
+            time=time,
+            is_timed=rate_hz is None,
+            named=file.parts[-1],
+        )
+        table = Table(file.where, columns, part)
+        return read_sensor(file.parts[-1], table, chain([first[1:]], rows), rate_hz)
