@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from protofleet.api.central import export_model, pretrain
-    from protofleet.api.data import hold_out, load_dataset, load_npz, split
+    from protofleet.api.data import hold_out, load_dataset, load_npz, read_recording, split
     from protofleet.api.federations import Federation
     from protofleet.api.results import Results, read_results
     from protofleet.datasets import DeviceData
@@ -40,6 +40,7 @@ __all__ = [
     "open_bundle",
     "open_personal",
     "pretrain",
+    "read_recording",
     "read_results",
     "split",
 ]
@@ -58,6 +59,7 @@ _HOMES = {
     "open_bundle": "edge",
     "open_personal": "edge",
     "pretrain": "api.central",
+    "read_recording": "api.data",
     "read_results": "api.results",
     "split": "api.data",
 }

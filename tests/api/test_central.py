@@ -36,6 +36,19 @@ def trained(tmp_path_factory):
     return module, result
 
 
+def test_preprocessing_may_be_a_mapping(tmp_path):
+    given = {"input_shape": [4, 2], "rate_hz": 10.0, "window": 4, "hop": 2, "channels": ["a", "b"]}
+    place = {"strategy": "local", "classes": ("no", "yes"), "formats": ("onnx",)}
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    export_model(model, tmp_path / "a.pfb", preprocessing=given, **place)
+    found = protofleet.open_bundle(tmp_path / "a.pfb").preprocessing
+    assert (found.input_shape, found.rate_hz, found.channels) == ((4, 2), 10.0, ("a", "b"))
+    with pytest.raises(InputError, match="preprocessing: .*window"):
+        export_model(model, tmp_path / "b.pfb", preprocessing={**given, "window": -4}, **place)
+    with pytest.raises(InputError, match="preprocessing: .*input_shape"):
+        export_model(model, tmp_path / "b.pfb", preprocessing={"rate_hz": 10.0}, **place)
+
+
 def test_the_module_has_the_best_epoch_s_values_and_they_are_the_bundle_s(trained, tmp_path):
     module, result = trained
     assert result.accuracy == 1.0

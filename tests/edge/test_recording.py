@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+import protofleet
+from protofleet.bundle.keys import load_public_key
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.main import main
 from protofleet.datasets import load_device_data
@@ -110,3 +112,14 @@ def test_what_makes_no_data_of_a_device_is_refused(world, capsys, source, out, t
         )
     assert told in capsys.readouterr().err
     assert not (world.root / out).exists()
+
+
+def test_python_has_the_same_data_as_the_command(world, tmp_path):
+    rows = [f"{k},0,0,{k},{'class1' if k % 2 else '0'}" for k in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["a,b,c,d,label", *rows]))
+    trusted = {load_public_key(world.trust)}
+    one = protofleet.read_recording(tmp_path / "mine.csv", world.bundle_path, trusted=trusted)
+    assert (one.x_train.shape, one.x_test.shape) == ((14, 4), (6, 4))
+    both = [tmp_path / "mine.csv", str(tmp_path / "mine.csv")]
+    two = protofleet.read_recording(both, world.bundle_path, trusted=trusted, test_share=0.5)
+    assert (two.x_train.shape, two.x_test.shape) == ((20, 4), (20, 4))

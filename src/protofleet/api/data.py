@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData, catalogue, load_device_data
 from protofleet.datasets.federate import Dirichlet, Iid, Natural, Partition, Stratified, federate
 from protofleet.datasets.joining import taken
 from protofleet.datasets.partition import stratified_split
 from protofleet.datasets.pool import Pool
+from protofleet.edge.data.examples import load_examples
+from protofleet.edge.data.recording import to_device_data
 from protofleet.errors import InputError
 
 
@@ -52,6 +56,46 @@ def load_npz(path: Path | str) -> DeviceData:
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
     return load_device_data(Path(path))
+
+
+def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by its name
+    sources: Path | str | Sequence[Path | str],
+    bundle: Path | str,
+    *,
+    trusted: Collection[bytes] = (),
+    raw: bool = False,
+    test_share: float = 0.3,
+    rate_hz: float | None = None,
+    time: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> DeviceData:
+    """Make one client's data from recordings, as ``protofleet device prepare`` does.
+
+    Args:
+        sources: a table such as ``mine.csv``, a folder or a zip of tables, or several.
+        bundle: folder or file: whose windows, channels and classes they are to have.
+        trusted: raw public keys whose signature on it counts; empty: those of the user's trust
+            store, and this user's own.
+        raw: examples that are no sensor samples are readings as they come: normalise them.
+        test_share: of each class, its last examples, which test.
+        rate_hz: of sensor samples; None: from their times, else the bundle's.
+        time: the column that says when; None: the one whose name says so.
+        columns: names of the columns of a table that has no row of names.
+
+    Returns:
+        The examples that have a label.
+
+    Raises:
+        MissingDataError: a source is absent, or has no table in it.
+        InputError: a table that cannot be read, none that fits the bundle, or no label.
+        RefusedError: the bundle is not what was signed, or its signer is not trusted.
+    """
+    names = [sources] if isinstance(sources, Path | str) else list(sources)
+    manifest = Bundle.open(bundle, trusted=trusted).manifest
+    blocks = load_examples(
+        [str(one) for one in names], manifest, rate_hz=rate_hz, time=time, columns=columns
+    )
+    return to_device_data(blocks, manifest, raw=raw, test_share=test_share)
 
 
 def hold_out(pool: Pool, fraction: float, *, seed: int = 0) -> tuple[Pool, Pool]:

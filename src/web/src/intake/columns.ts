@@ -13,6 +13,11 @@ const SHORT: Readonly<Record<string, string>> = {
   accel: "acc", acceleration: "acc", accelerations: "acc", accelerometer: "acc", gyr: "gyro", gyroscope: "gyro",
   magnetic: "mag", magnetometer: "mag", heartrate: "hr", temp: "temperature",
 };
+/** What a file may be named after. */
+const SENSORS: ReadonlySet<string> = new Set([
+  "acc", "gyro", "mag", "hr", "temperature", "gravity", "orientation", "rotation", "pressure", "barometer", "altitude", "microphone",
+  "location", "gps", "pedometer", "proximity", "humidity", "eda", "bvp", "ibi", "ppg", "ecg", "emg",
+]);
 const TIMES: ReadonlySet<string> = new Set(["time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"]);
 const UNITS_S: Readonly<Record<string, number>> = {
   s: 1, sec: 1, secs: 1, second: 1, seconds: 1, ms: 1e-3, msec: 1e-3, millis: 1e-3, milliseconds: 1e-3,
@@ -37,10 +42,10 @@ export interface Columns {
   readonly time: TimeColumn | null;
 }
 
-/** `told` takes what a person should know. */
-export function columnsOf(header: readonly string[], { preprocessing, classes }: Form, told: (hint: string) => void): Columns {
+/** `told` takes what a person should know; `named`: the file's name, which may be that of a sensor. */
+export function columnsOf(header: readonly string[], { preprocessing, classes }: Form, told: (hint: string) => void, named = ""): Columns {
   const { channels } = preprocessing;
-  let meant = new Map(meanings(header, channels.filter((name) => !header.includes(name))));
+  let meant = new Map(meanings(header, channels.filter((name) => !header.includes(name)), named));
   const known = new Set([...header, ...meant.values()]);
   if (!channels.every((name) => known.has(name))) meant = new Map();
   const factors = factorsOf(meant, preprocessing, told);
@@ -66,9 +71,15 @@ function timeOf(names: readonly string[], channels: readonly string[]): TimeColu
 }
 
 /** Columns and the channels that they mean, where each is meant by one. */
-function* meanings(header: readonly string[], channels: readonly string[]): Generator<[string, string]> {
+function* meanings(header: readonly string[], channels: readonly string[], named: string): Generator<[string, string]> {
   const short = header.filter((name) => name.length <= MOST_LETTERS);
-  const words = new Map(short.map((name) => [name, wordsOf(name.replace(UNIT, ""))]));
+  const of = [...wordsOf(named)].filter((word) => SENSORS.has(word));
+  const words = new Map(short.map((name) => {
+    const said = wordsOf(name.replace(UNIT, ""));
+    // The x of a gyroscope's file is no acceleration.
+    const bare = said.size > 0 && [...said].every((word) => AXES.includes(word));
+    return [name, bare ? new Set([...said, ...of]) : said];
+  }));
   const wanted = channels.map(wordsOf);
   const sensors = new Set(wanted.map((one) => keyOf([...one].filter((word) => !AXES.includes(word)))));
   for (const [at, channel] of channels.entries()) {
@@ -76,7 +87,7 @@ function* meanings(header: readonly string[], channels: readonly string[]): Gene
     const fitting = (key: string): string[] => [...words].filter(([, said]) => said.size > 0 && keyOf([...said]) === key).map(([name]) => name);
     let found = fitting(keyOf(own));
     // Of one sensor the axes alone may do, as in a file that is named after it.
-    if (found.length === 0 && sensors.size === 1) found = fitting(keyOf(own.filter((word) => AXES.includes(word))));
+    if (found.length === 0 && of.length === 0 && sensors.size === 1) found = fitting(keyOf(own.filter((word) => AXES.includes(word))));
     if (found.length === 1) yield [found[0]!, channel];
   }
 }

@@ -45,8 +45,8 @@ export interface CsvExamples {
   readonly hints: readonly string[];
 }
 
-/** Reads all of a CSV, which comes in pieces; `where` is its name in messages. */
-export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form): Promise<CsvExamples> {
+/** Reads all of a CSV, which comes in pieces; `where` is its name in messages, `fileName` what may be that of a sensor. */
+export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form, fileName = ""): Promise<CsvExamples> {
   const hints: string[] = [];
   const told = (hint: string): void => void hints.push(hint);
   const rows = rowBlocks(pieces, where, told);
@@ -54,7 +54,7 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   if (first.done) throw new InputError(CSV.nothing(where));
   const cells = first.value[0]!.cells.map((cell) => cell.trim());
   const named = cells.some((cell) => !isValue(cell));
-  const columns: Columns = named ? columnsOf(cells, form, told) : { names: cells, factors: new Map(), time: null };
+  const columns: Columns = named ? columnsOf(cells, form, told, fileName) : { names: cells, factors: new Map(), time: null };
   const header = columns.names;
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {

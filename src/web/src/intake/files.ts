@@ -25,7 +25,7 @@ export interface FileExamples {
 export async function readFile(file: File, form: Form): Promise<FileExamples | null> {
   const where = `'${file.name}'`;
   if (/\.csv$/i.test(file.name)) {
-    const { blocks, lost, hints } = await readCsv(pieces(file), where, form);
+    const { blocks, lost, hints } = await readCsv(pieces(file), where, form, file.name.replace(/\.csv$/i, ""));
     const part = labelled(blocks, form, "both");
     const streamed = blocks[0]?.startS !== null;
     return { parts: [part], lost, hints, doubted: streamed ? null : doubt([part], form) };

@@ -96,3 +96,16 @@ test("readings that share a time are spread, which is told, and too few of them 
   assert.match((await hints(shared(20))).join(), /By its column 'time_s' about 20 readings share each time, 20 a second: they were spread/);
   await assert.rejects(hints(shared(8)), /expected about 20 readings .* about 8 readings share each time, 8 a second: give each row/);
 });
+
+test("a file that is named after a sensor has its axes and no other's", async () => {
+  const preprocessing = { ...FORM.preprocessing, channels: ["acc_x", "acc_y", "acc_z"] };
+  const form = { ...FORM, preprocessing };
+  const text = samples("time_s", 0.05).replace("ax,ay,gx", "x,y,z");
+  const read = (name: string) => readCsv(pieces(text, 1 << 16), "'mine.csv'", form, name);
+  for (const name of ["rec1", "Accelerometer", "acc-2026"]) {
+    const { blocks, hints: told } = await read(name);
+    assert.ok(blocks.length > 0, name);
+    assert.match(told.join(), /“x” is acc_x/);
+  }
+  await assert.rejects(read("Gyroscope"), /got the columns time_s, x, y, z/);
+});
