@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from protofleet.edge.data.sample_times import to_time
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -62,10 +63,12 @@ def is_gap(text: str) -> bool:
 
 def is_value(text: str) -> bool:
     """Whether a cell of a first row is no name; an empty one is, as that of a table's index."""
+    if not text or is_gap(text):
+        return bool(text)
     try:
-        float(text)
-    except ValueError:
-        return bool(text) and is_gap(text)
+        to_time(text)
+    except (ValueError, OverflowError):
+        return False
     return True
 
 

@@ -3,13 +3,14 @@
 A column that is called ``time_s``, ``time`` (both seconds) or ``time_ms`` is known. Of another one,
 which its reader names, the unit is the one of seconds, milliseconds, microseconds and nanoseconds
 by which the rate fits the bundle's: they are a thousand times apart, and rates that fit at most
-four hundred. Dates are those of ISO 8601; without a zone they count as UTC, since only their
-differences matter.
+four hundred. Dates are those of ISO 8601, or day and month before the year; without a zone they
+count as UTC, since only their differences matter.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -30,8 +31,16 @@ _UNITS = {
     "days": 86_400.0,
 }
 _LEAST_ROWS = 3
+_MONTHS = 12
 _FAR_BELOW, _FAR_ABOVE = 4, 100
 """Factors by which a stream's rate may differ from the bundle's before its times are doubted."""
+
+
+_OTHER_DATE = re.compile(
+    r"(\d{1,2})([/.])(\d{1,2})\2(\d{4})[ T]+(\d{1,2}):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?"
+    r"(?: ?([AaPp])[Mm])?"
+)
+"""Day and month before the year: the month first between slashes, unless it cannot be one."""
 
 
 def to_time(text: str) -> float:
@@ -45,8 +54,19 @@ def to_time(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        moment = datetime.fromisoformat(text)
+        found = _OTHER_DATE.fullmatch(text.strip())
+        moment = datetime.fromisoformat(text if found is None else _iso(found))
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _iso(found: re.Match[str]) -> str:
+    one, mark, other, year, hours, minutes, seconds, fraction, half = found.groups()
+    day, month = (one, other) if mark == "." or int(one) > _MONTHS else (other, one)
+    hour = int(hours)
+    if half:
+        hour = hour % 12 + (12 if half in "pP" else 0)
+    whole = f"{year}-{int(month):02d}-{int(day):02d}T{hour:02d}:{minutes}:{seconds or '00'}"
+    return f"{whole}.{(fraction or '')[:6]:0<6}"
 
 
 def is_date(text: str) -> bool:

@@ -43,9 +43,9 @@ def test_preprocessing_may_be_a_mapping(tmp_path):
     export_model(model, tmp_path / "a.pfb", preprocessing=given, **place)
     found = protofleet.open_bundle(tmp_path / "a.pfb").preprocessing
     assert (found.input_shape, found.rate_hz, found.channels) == ((4, 2), 10.0, ("a", "b"))
-    with pytest.raises(InputError, match="preprocessing: .*window"):
+    with pytest.raises(InputError, match=r"preprocessing: .*window"):
         export_model(model, tmp_path / "b.pfb", preprocessing={**given, "window": -4}, **place)
-    with pytest.raises(InputError, match="preprocessing: .*input_shape"):
+    with pytest.raises(InputError, match=r"preprocessing: .*input_shape"):
         export_model(model, tmp_path / "b.pfb", preprocessing={"rate_hz": 10.0}, **place)
 
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.edge.data.csv_rows import is_value
 from protofleet.edge.data.examples import load_examples, read_csv
 from protofleet.edge.data.intake import SensorIntake
+from protofleet.edge.data.sample_times import to_time
 from protofleet.errors import InputError, MissingDataError
 
 _CLASSES = ("class0", "class1", "class2")
@@ -633,3 +635,34 @@ def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
     with pytest.raises(InputError, match="--time and --columns name columns of a table"):
         load_examples(str(tmp_path / "mine.npz"), sensor, time="t")
+
+
+@pytest.mark.parametrize(
+    ("text", "iso"),
+    [
+        ("05/01/2024 12:00:00.125", "2024-05-01T12:00:00.125"),
+        ("13/05/2024 09:30", "2024-05-13T09:30:00"),
+        ("1.2.2024 1:05:07,5 PM", "2024-02-01T13:05:07.5"),
+        ("12/31/2024 12:00:00 am", "2024-12-31T00:00:00"),
+    ],
+)
+def test_dates_with_day_and_month_before_the_year(text, iso):
+    assert to_time(text) == to_time(iso)
+    assert is_value(text)
+
+
+def test_what_looks_like_a_date_and_is_none():
+    for text in ("31/31/2024 12:00", "5/1/2024", "Start 05/01/2024 12:00:00"):
+        with pytest.raises(ValueError):
+            to_time(text)
+        assert not is_value(text)
+
+
+def test_a_table_of_dates_without_names_is_one(sensor):
+    """Its first row is no row of names, and --columns says what they would be."""
+    rows = [f"2026-11-28 09:00:{k / 20:06.3f},{k / 7},{k % 3}" for k in range(200)]
+    with pytest.raises(InputError, match=r"--columns NAME,\.\.\. names them"):
+        _read("\n".join(rows), sensor)
+    columns = ["when", *sensor.preprocessing.channels]
+    found = _read("\n".join(rows), sensor, columns=columns, time="when")
+    assert sum(len(one.y) for one in found) > 0

@@ -296,6 +296,12 @@ _CSV = {
     "dates in a zone": _stamped(
         lambda i: f"2026-11-28T09:00:{i / 20:06.3f}+01:00", count=70
     ).replace("time_s", "t"),
+    "dates with the month first": _stamped(
+        lambda i: f"05/{'01' if i < 20 else '02'}/2024 12:00:{i / 20:06.3f}", count=70
+    ).replace("time_s", "Timestamp"),
+    "dates with the day first, halves of a day": _stamped(
+        lambda i: f"31.1.2024 1:05:{i / 20:05.2f} PM", count=70
+    ).replace("time_s", "date"),
     "a slow clock": _stamped(str, count=70).replace("time_s", "timestamp"),
     "activities": _samples(70, label="walk").replace("label", "Activity"),
     "words for no value": _samples(120, label="walk")

@@ -12,9 +12,10 @@ import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import { CSV } from "../texts.ts";
 import { type Columns, columnsOf, LABEL, SECONDS } from "./columns.ts";
-import { isGap, isValue, type Row, rowBlocks, toNumber } from "./csv_rows.ts";
+import { isGap, isValue, type Row, rowBlocks } from "./csv_rows.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
 import { findPackets, fits, isKnown, median, type Packets, Spreader, TOLERANCE } from "./packets.ts";
+import { toNumber, toTime } from "./times.ts";
 import { type IntakeCounters, SensorIntake, type Window } from "./windows.ts";
 
 const SENSOR = "csv";
@@ -25,7 +26,6 @@ const MOST_WAITING_S = 600;
 const UNITS: Readonly<Record<string, number>> = {
   seconds: 1, milliseconds: 1e-3, microseconds: 1e-6, nanoseconds: 1e-9, days: 86_400,
 };
-const DATE = /^(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d)(?::(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?)?(Z|[+-]\d\d(?::?\d\d)?)?)?$/;
 /** Labels that are no classes. */
 const MOST_TOLD = 10;
 /** Different times by which the unit of times is known that several samples share. */
@@ -463,18 +463,6 @@ function unitHint(column: string, rateHz: number, wantedHz: number): string {
   });
   if (found === undefined) return "";
   return CSV.unit(found[0], Object.keys(SECONDS).find((known) => SECONDS[known] === found[1]) ?? null);
-}
-
-/** A number, or the seconds since 1970 of a date, without a zone in UTC; null: neither. */
-function toTime(text: string): number | null {
-  const number = toNumber(text);
-  const found = number === null ? DATE.exec(text) : null;
-  if (found === null) return number;
-  const [, year, month, day, hour = "00", minute = "00", second = "00", fraction = "0", zone = "Z"] = found;
-  const [, sign, hours = "0", minutes = "0"] = /^([+-])(\d\d):?(\d\d)?$/.exec(zone) ?? [];
-  const away = (sign === "-" ? -60 : 60) * (60 * Number(hours) + Number(minutes));
-  const wholeS = Date.parse(`${year}-${month}-${day}T${hour}:${minute}:${second}Z`) / 1000;
-  return Number.isFinite(wholeS) ? wholeS + Number(`0.${fraction}`) - away : null;
 }
 
 function wordsOf({ size, rateHz, isShared }: Packets): string {

@@ -8,6 +8,7 @@
 
 import { InputError } from "../errors.ts";
 import { CSV } from "../texts.ts";
+import { toTime } from "./times.ts";
 
 export interface Row {
   readonly line: number;
@@ -27,17 +28,6 @@ const COMMENT = /^\s*(?:#|%|\/\/)/;
 /** In the order in which they are looked for: a comma may be a decimal one. */
 const SEPARATORS = ["\t", ";", ",", "|"];
 const DECIMAL_COMMA = /^\s*([+-]?(?:\d{1,3}(?:\.\d{3})+|\d*)),(\d+(?:[eE][+-]?\d+)?)\s*$/;
-const NUMBER = /^[+-]?(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?$/i;
-const SPECIAL: Readonly<Record<string, number>> = { nan: NaN, inf: Infinity, infinity: Infinity };
-
-/** A number as Python's `float` reads it; null for other text. */
-export function toNumber(text: string): number | null {
-  const word = text.trim();
-  if (NUMBER.test(word)) return Number(word.replaceAll("_", ""));
-  const special = SPECIAL[word.replace(/^[+-]/, "").toLowerCase()];
-  if (special === undefined) return null;
-  return word.startsWith("-") ? -special : special;
-}
 
 /** Whether a cell says that there is no value: empty, or `NA` (R) or `null` (SQL). */
 export function isGap(text: string): boolean {
@@ -46,7 +36,7 @@ export function isGap(text: string): boolean {
 
 /** Whether a cell of a first row is no name; an empty one is, as that of a table's index. */
 export function isValue(cell: string): boolean {
-  return toNumber(cell) !== null || (cell.trim() !== "" && isGap(cell));
+  return isGap(cell) ? cell.trim() !== "" : toTime(cell) !== null;
 }
 
 /** Whole rows as they come, without blank lines, comments and lines before the table; `told` takes what a person should know. */
@@ -137,7 +127,7 @@ function isHead(text: string, below: string): boolean {
   const separator = separatorOf(text);
   const count = cellsOrNone(text, separator).length;
   const cells = cellsOrNone(below, separator);
-  const numbers = cells.filter((cell) => toNumber(cell) !== null).length;
+  const numbers = cells.filter((cell) => isValue(cell) && !isGap(cell)).length;
   // Between the words of a sentence are blanks, too.
   const enough = separator === " " ? 2 * numbers >= cells.length : numbers > 0;
   return count > 1 && count === cells.length && enough;
