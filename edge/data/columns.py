@@ -14,6 +14,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protofleet.bundle.manifest import Manifest, Preprocessing
 from protofleet.edge.data.sample_times import SECONDS
 
@@ -115,6 +118,9 @@ _QUANTITIES = (
 )
 """As of ``src/web/src/intake/motion.ts``."""
 _AXES = frozenset("xyz")
+_DIMENSIONS = 3
+_AT_REST = 0.3
+"""Of gravity, at least, in the mean of accelerations that have it."""
 _MOST_LETTERS = 200
 """Of a name that means anything."""
 _UNIT = re.compile(r"[(\[](?P<unit>[^)\]]*)[)\]]\s*$")
@@ -137,6 +143,30 @@ class TimeColumn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gravity:
+    """Accelerations whose length at rest is that of gravity, which tells their unit.
+
+    Attributes:
+        channels: of the three axes.
+        unit: of the bundle's, in m/s².
+    """
+
+    channels: tuple[str, ...]
+    unit: float
+
+    def factor(self, vectors: NDArray[np.float64]) -> tuple[str, float] | None:
+        """The unit that readings seem to have, and by what they become the bundle's; None: alike.
+
+        Args:
+            vectors: ``(n, 3)``, all finite.
+        """
+        length = float(np.median(np.linalg.norm(vectors, axis=1)))
+        # Between 1 g and 9.8 m/s² in the mean of their ratios.
+        name, own = ("g", _G) if length < math.sqrt(_G) else ("m/s²", 1.0)
+        return None if math.isclose(own, self.unit) else (name, own / self.unit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     """What the columns of a table are.
 
@@ -144,11 +174,14 @@ class Columns:
         names: of all, the bundle's own for those that mean its channels or classes.
         factors: by which the numbers of a channel are multiplied; of the others 1.
         time: the one that tells when rows were sampled; None: there is none, or no single one.
+        gravity: the three channels of accelerations whose columns name no unit, in a bundle whose
+            own is known; None: there are none.
     """
 
     names: list[str]
     factors: Mapping[str, float] = field(default_factory=dict)
     time: TimeColumn | None = None
+    gravity: Gravity | None = None
 
 
 def columns_of(
@@ -186,7 +219,9 @@ def columns_of(
     found = _given_time(names, time)
     if found is None and is_timed:
         found = _time_of(names, channels)
-    return Columns(names=names, factors=factors, time=found)
+    return Columns(
+        names=names, factors=factors, time=found, gravity=_gravity(header, meant, manifest)
+    )
 
 
 def _given_time(names: Sequence[str], given: str | None) -> TimeColumn | None:
@@ -280,6 +315,22 @@ def _factors(
     for what, channels in told.items():
         _log.warning("%s: %s: %s", where, ", ".join(channels), what)
     return found
+
+
+def _gravity(
+    header: Sequence[str], meant: Mapping[str, str], manifest: Manifest
+) -> Gravity | None:
+    """Accelerations with gravity of which neither name nor bundle leaves open what they are."""
+    inputs, quantity = manifest.preprocessing, _QUANTITIES[-1]
+    channels = tuple(one for one in inputs.channels if _quantity_of(one) is quantity)
+    unit = _unit_of(quantity, inputs) if len(channels) == _DIMENSIONS else None
+    said = {channel for name, channel in meant.items() if _unit_in(name)}
+    if unit is None or said & set(channels) or not set(channels) <= {*header, *meant.values()}:
+        return None
+    places = [inputs.channels.index(one) for one in channels]
+    mean = math.sqrt(sum(inputs.mean[k % len(inputs.mean)] ** 2 for k in places))
+    # Without gravity, as in linear accelerations, a length at rest tells nothing.
+    return Gravity(channels=channels, unit=unit) if mean > _AT_REST * _G / unit else None
 
 
 def _unit_of(quantity: _Quantity, preprocessing: Preprocessing) -> float | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
-from protofleet.edge.data.columns import LABEL, Columns
+from protofleet.edge.data.columns import LABEL, Columns, Gravity
 from protofleet.edge.data.csv_rows import Row, is_gap
 from protofleet.edge.data.sample_times import (
     SECONDS,
@@ -98,6 +98,7 @@ class Table:
             raise InputError(f"{where}: expected one column '{twice[0]}', got several")
         self.columns = [header.index(name) for name in names]
         self._factors = np.array([columns.factors.get(name, 1.0) for name in names])
+        self._gravity = columns.gravity if values is None else None
         self._label = header.index(LABEL) if LABEL in header else None
         self._same = NO_LABEL if label is None else manifest.classes.index(label)
         self._labels = Labels(manifest.classes, where)
@@ -117,8 +118,31 @@ class Table:
         found: NDArray[np.float64] = np.array(made, np.float64).reshape(
             len(rows), len(self.columns)
         )
+        if self._gravity is not None:
+            self._scale(self._gravity, list(self.manifest.preprocessing.channels), found)
         found *= self._factors
         return found
+
+    def _scale(self, gravity: Gravity, channels: list[str], found: NDArray[np.float64]) -> None:
+        """Take the unit of accelerations from the first that are there, and tell of another."""
+        places = [channels.index(one) for one in gravity.channels]
+        vectors = found[:, places]
+        vectors = vectors[np.isfinite(vectors).all(axis=1)]
+        if not len(vectors):
+            return
+        self._gravity = None
+        other = gravity.factor(vectors)
+        if other is not None:
+            unit, factor = other
+            self._factors[places] *= factor
+            _log.warning(
+                "%s: %s look like %s by their length: taken times %.5g, as the bundle's; a unit in "
+                "the columns' names, as 'acc_x [g]', settles it",
+                self.where,
+                ", ".join(gravity.channels),
+                unit,
+                factor,
+            )
 
     def true_values(self, rows: Sequence[Row]) -> NDArray[Any]:
         """``y`` as in ``Examples``."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
+import numpy as np
 import pytest
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.data.columns import TimeColumn, columns_of
+from protofleet.edge.data.examples import read_csv
 
 _ACC = ("acc_x", "acc_y", "acc_z")
 
@@ -146,3 +150,46 @@ def test_two_that_may_be_times_or_none_are_left_to_a_person(of, header):
 )
 def test_labels_are_known_by_their_column(of, header, label):
     assert ("label" in of(f"acc_x,acc_y,acc_z,{header}").names) == label
+
+
+_METRES = Preprocessing(
+    input_shape=(20, 3),
+    rate_hz=20.0,
+    window=20,
+    hop=10,
+    channels=("acc_x", "acc_y", "acc_z"),
+    mean=(0.0, 0.0, 9.8),
+    std=(2.0, 2.0, 2.0),
+)
+
+
+def _motion(manifest, one, unit="", mean=_METRES.mean):
+    inputs = msgspec.structs.replace(_METRES, mean=mean, std=(0.2 * max(mean),) * 3)
+    known = msgspec.structs.replace(manifest, preprocessing=inputs)
+    head = f"time_s,acc_x{unit},acc_y{unit},acc_z{unit}"
+    rows = [f"{k / 20},{0.1 * one * (k % 5)},0,{one}" for k in range(200)]
+    blocks = read_csv(io.BytesIO("\n".join([head, *rows]).encode()), "data", known)
+    return np.concatenate([block.x for block in blocks])
+
+
+@pytest.mark.parametrize(
+    ("one", "mean", "said"),
+    [
+        (1.0, (0.0, 0.0, 9.8), "look like g by their length: taken times 9.8066"),
+        (9.80665, (0.0, 0.0, 0.9), "look like m/s² by their length: taken times 0.10197"),
+        (9.80665, (0.0, 0.0, 9.8), ""),
+        (1.0, (0.0, 0.0, 0.1), ""),  # linear accelerations: nothing at rest tells their unit
+    ],
+)
+def test_accelerations_that_name_no_unit_are_taken_by_gravity(world, caplog, one, mean, said):
+    found = _motion(world.bundle.manifest, one, mean=mean)
+    assert (said in caplog.text) if said else ("by their length" not in caplog.text)
+    if said and mean[2] > 1:
+        right = _motion(world.bundle.manifest, 9.80665, mean=mean)
+        np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_a_unit_in_the_name_settles_it(world, caplog):
+    found = _motion(world.bundle.manifest, 1.0, " [g]")
+    assert "by their length" not in caplog.text
+    np.testing.assert_allclose(found, _motion(world.bundle.manifest, 9.80665), atol=1e-5)

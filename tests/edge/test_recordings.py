@@ -123,7 +123,7 @@ def test_sensors_with_a_table_each_are_one_recording(tmp_path, both, caplog):
     place = tmp_path / "phone.zip"
     with zipfile.ZipFile(place, "w") as archive:
         archive.writestr("Gyroscope.csv", _table("time,x,y,z", rate=20.0, scale=0.5, unit=1e-9))
-        archive.writestr("Accelerometer.csv", _table("time,z,y,x", shift=0.02, unit=1e-9))
+        archive.writestr("Accelerometer.csv", _table("time,z,y,x", shift=0.02, scale=9, unit=1e-9))
         archive.writestr("AccelerometerUncalibrated.csv", _table("time,z,y,x", scale=7, unit=1e-9))
         archive.writestr("Annotation.csv", f"time,text\n0,still\n{int(20e9)},walk\n")
         archive.writestr("Metadata.csv", "version,device name\n3,phone\n")
@@ -134,7 +134,7 @@ def test_sensors_with_a_table_each_are_one_recording(tmp_path, both, caplog):
     assert (y[0], y[-1], set(y)) == (0, 1, {0, -1, 1})
     # The accelerometer's first column is z, the gyroscope's x.
     middle = x[len(x) // 2]
-    np.testing.assert_allclose(middle[:, 0], 1.0, atol=0.05)
+    np.testing.assert_allclose(middle[:, 0], 9.0, atol=0.05)
     np.testing.assert_allclose(middle[:, 5], 0.5, atol=0.05)
     slope = np.diff(middle[:, 4]).mean() * 10
     assert slope == pytest.approx(0.5 / 9, rel=0.05)

@@ -319,6 +319,8 @@ export const CSV = {
   meant: (columns: string) => `Columns by the meaning of their names: ${columns}.`,
   unitTimes: (unit: string, factor: number) => `in ${unit}, taken times ${factor}, as the model takes them.`,
   unitAsIs: (unit: string) => `in ${unit}, taken as they are, since the model does not tell its unit.`,
+  gravity: (channels: string, unit: string, factor: number) =>
+    `${channels} look like ${unit} by their length: taken times ${factor}, as the model takes them. A unit in the columns' names, as “acc_x [g]”, settles it.`,
   timesIn: (column: string, unit: string) => `The times in “${column}” were taken as ${unit}.`,
   encoding: (where: string) => `${where}: expected text in UTF-8; save it as a CSV in UTF-8`,
   row: (where: string) => `${where}: not a row of a CSV; expected a newline after each row, and quotes that close in it`,

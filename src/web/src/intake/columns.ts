@@ -3,7 +3,8 @@
 import type { Preprocessing } from "../bundle/manifest.ts";
 import { CSV } from "../texts.ts";
 import { type Form } from "./examples.ts";
-import { factorOf } from "./motion.ts";
+import { factorOf, GRAVITY, gravityIn } from "./motion.ts";
+import { median } from "./packets.ts";
 
 export const LABEL = "label";
 const LABELS: ReadonlySet<string> = new Set(["label", "labels", "activity", "class"]);
@@ -40,6 +41,13 @@ export interface Columns {
   readonly names: readonly string[];
   readonly factors: ReadonlyMap<string, number>;
   readonly time: TimeColumn | null;
+  /** Three channels of accelerations whose columns name no unit, and the bundle's own in m/s²; null: there are none. */
+  readonly gravity: Gravity | null;
+}
+
+export interface Gravity {
+  readonly channels: readonly string[];
+  readonly unit: number;
 }
 
 /** `told` takes what a person should know; `named`: the file's name, which may be that of a sensor. */
@@ -53,7 +61,22 @@ export function columnsOf(header: readonly string[], { preprocessing, classes }:
   if (!header.includes(LABEL) && labels.length === 1 && classes.length > 0) meant.set(labels[0]!, LABEL);
   if (meant.size > 0) told(CSV.meant([...meant].map(([name, channel]) => `“${name}” is ${channel}`).join(", ")));
   const names = header.map((name) => meant.get(name) ?? name);
-  return { names, factors, time: timeOf(names, channels) };
+  return { names, factors, time: timeOf(names, channels), gravity: gravityOf(header, meant, preprocessing) };
+}
+
+/** Accelerations with gravity of which neither name nor bundle leaves open what they are. */
+function gravityOf(header: readonly string[], meant: ReadonlyMap<string, string>, preprocessing: Preprocessing): Gravity | null {
+  const found = gravityIn(preprocessing);
+  if (found === null) return null;
+  const said = new Set([...meant].filter(([name]) => UNIT.test(name)).map(([, channel]) => channel));
+  const there = new Set([...header, ...meant.values()]);
+  return found.channels.some((name) => said.has(name) || !there.has(name)) ? null : found;
+}
+
+/** The unit that readings seem to have by the length of their vectors, and by what they become the bundle's; null: alike. */
+export function gravityFactor({ unit }: Gravity, lengths: readonly number[]): readonly [string, number] | null {
+  const [name, own] = median(lengths) < Math.sqrt(GRAVITY) ? ["g", GRAVITY] as const : ["m/s²", 1] as const;
+  return Math.abs(own - unit) < 1e-9 ? null : [name, own / unit];
 }
 
 /** The column of a known name, or the only one whose name says that it holds times. */

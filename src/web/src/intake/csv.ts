@@ -11,7 +11,7 @@ import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import { CSV } from "../texts.ts";
-import { type Columns, columnsOf, LABEL, SECONDS } from "./columns.ts";
+import { type Columns, columnsOf, type Gravity, gravityFactor, LABEL, SECONDS } from "./columns.ts";
 import { isGap, isValue, type Row, rowBlocks } from "./csv_rows.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
 import { findPackets, fits, isKnown, median, type Packets, Spreader, TOLERANCE } from "./packets.ts";
@@ -54,7 +54,7 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   if (first.done) throw new InputError(CSV.nothing(where));
   const cells = first.value[0]!.cells.map((cell) => cell.trim());
   const named = cells.some((cell) => !isValue(cell));
-  const columns: Columns = named ? columnsOf(cells, form, told, fileName) : { names: cells, factors: new Map(), time: null };
+  const columns: Columns = named ? columnsOf(cells, form, told, fileName) : { names: cells, factors: new Map(), time: null, gravity: null };
   const header = columns.names;
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {
@@ -73,11 +73,13 @@ function isStream(header: readonly string[], { window, channels }: Preprocessing
 /** Columns by name, and numbers from their rows. */
 class Table {
   readonly #columns: readonly number[];
+  readonly #names: readonly string[];
   readonly #label: number;
   readonly #classes: ReadonlyMap<string, number>;
   readonly #targets: readonly number[];
   readonly #told = new Set<string>();
-  readonly #factors: readonly number[];
+  readonly #factors: number[];
+  #gravity: Gravity | null;
   readonly #time: number;
   readonly header: readonly string[];
   readonly time: string | null;
@@ -87,7 +89,7 @@ class Table {
   /** `values`: names of the columns that hold numbers of the model's input. */
   constructor(
     readonly where: string,
-    { names: header, factors, time }: Columns,
+    { names: header, factors, time, gravity }: Columns,
     readonly form: Form,
     values: readonly string[],
     readonly hints: string[],
@@ -98,6 +100,8 @@ class Table {
     if (twice !== undefined) throw new InputError(CSV.twice(where, twice));
     this.#columns = values.map((name) => header.indexOf(name));
     this.#factors = values.map((name) => factors.get(name) ?? 1);
+    this.#gravity = gravity;
+    this.#names = values;
     this.#label = form.classes.length > 0 ? header.indexOf(LABEL) : -1;
     this.#classes = new Map([
       ...form.classes.map((_, k) => [String(k), k] as const),
@@ -113,6 +117,20 @@ class Table {
   /** One row's numbers; a cell without a value is NaN. */
   values(row: Row): Float64Array {
     return Float64Array.from(this.#columns, (column, at) => this.#factors[at]! * this.#number(row, column));
+  }
+
+  /** Takes the unit of accelerations from the first that are there, and tells of another. */
+  findScale(rows: readonly Row[]): void {
+    const gravity = this.#gravity;
+    if (gravity === null) return;
+    const places = gravity.channels.map((name) => this.#names.indexOf(name));
+    const lengths = rows.map((row) => Math.hypot(...places.map((at) => this.#number(row, this.#columns[at]!)))).filter(Number.isFinite);
+    if (lengths.length === 0) return;
+    this.#gravity = null;
+    const other = gravityFactor(gravity, lengths);
+    if (other === null) return;
+    for (const at of places) this.#factors[at]! *= other[1];
+    this.hints.push(CSV.gravity(gravity.channels.join(", "), other[0], Number(other[1].toPrecision(5))));
   }
 
   targets(row: Row): number[] {
@@ -208,7 +226,7 @@ function exampleTable(
 }
 
 function plain(names: readonly string[]): Columns {
-  return { names, factors: new Map(), time: null };
+  return { names, factors: new Map(), time: null, gravity: null };
 }
 
 /** What may be wrong with a first row that does not name the channels; "" if nobody can say. */
@@ -425,6 +443,7 @@ class SampleStream {
   }
 
   #taken(intake: SensorIntake, rows: readonly Row[], times: readonly number[]): Window[] {
+    this.#table.findScale(rows);
     const values = rows.map((row) => this.#table.values(row));
     const labels = rows.map((row) => this.#table.label(row));
     const windows: Window[] = [];

@@ -11,7 +11,9 @@ import { InputError } from "../errors.ts";
 import { SENSORS } from "../texts.ts";
 import { SensorIntake, type Window } from "./windows.ts";
 
-const GRAVITY = 9.80665;
+export const GRAVITY = 9.80665;
+/** Of gravity, at least, in the mean of accelerations that have it. */
+const AT_REST = 0.3;
 const SENSOR = "motion";
 /** Events whose times tell the rate, before any of them is used. */
 const RATE_EVENTS = 16;
@@ -95,6 +97,16 @@ export function factorOf(unit: string, channel: string, { channels, mean, std }:
   if (quantity === undefined || own === undefined || (mean.every((value) => value === 0) && std.every((value) => value === 1))) return null;
   const mine = channels.flatMap((name, k) => (quantityNamed(name) === quantity ? [k] : []));
   return own * PER_UNIT[unitOf(quantity, size(mine, mean, std))];
+}
+
+/** The three channels of accelerations with gravity, and their unit in m/s²; null: there are none, or it is not known. */
+export function gravityIn({ channels, mean, std }: Preprocessing): { channels: string[]; unit: number } | null {
+  const mine = channels.flatMap((name, k) => (QUANTITIES.find(([pattern]) => pattern.test(name))?.[1] === "gravity" ? [k] : []));
+  if (mine.length !== 3 || (mean.every((value) => value === 0) && std.every((value) => value === 1))) return null;
+  const unit = unitOf("gravity", size(mine, mean, std)) === "g" ? GRAVITY : 1;
+  // Without gravity, as in linear accelerations, a length at rest tells nothing.
+  const atRest = Math.sqrt(mine.reduce((sum, k) => sum + mean[k % mean.length]! ** 2, 0));
+  return atRest > (AT_REST * GRAVITY) / unit ? { channels: mine.map((k) => channels[k]!), unit } : null;
 }
 
 function quantityOf(name: string): readonly [Quantity, 0 | 1 | 2] {

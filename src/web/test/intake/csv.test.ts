@@ -109,3 +109,19 @@ test("a file that is named after a sensor has its axes and no other's", async ()
   }
   await assert.rejects(read("Gyroscope"), /got the columns time_s, x, y, z/);
 });
+
+test("accelerations that name no unit are taken by the length of gravity", async () => {
+  const preprocessing = { ...FORM.preprocessing, channels: ["acc_x", "acc_y", "acc_z"], mean: [0, 0, 9.8], std: [2, 2, 2] };
+  const rows = (unit: string, one: number) => [`time_s,acc_x${unit},acc_y${unit},acc_z${unit}`,
+    ...Array.from({ length: 200 }, (_, k) => [k * 0.05, 0.1 * one * (k % 5), 0, one].join(","))].join("\n");
+  const read = async (text: string, mean = [0, 0, 9.8]) =>
+    readCsv(pieces(text, 999), "'mine.csv'", { ...FORM, preprocessing: { ...preprocessing, mean } });
+  const [metres, g, said] = [await read(rows("", 9.80665)), await read(rows("", 1)), await read(rows(" [g]", 1))];
+  assert.deepEqual(metres.hints, []);
+  assert.match(g.hints.join(), /acc_x, acc_y, acc_z look like g by their length: taken times 9\.8066/);
+  assert.doesNotMatch(said.hints.join(), /by their length/);
+  for (const [at, { x }] of metres.blocks.entries()) {
+    for (const other of [g, said]) x.forEach((value, k) => assert.ok(Math.abs(other.blocks[at]!.x[k]! - value) < 1e-5));
+  }
+  assert.deepEqual((await read(rows("", 1), [0, 0, 0.1])).hints, []); // without gravity nothing is told
+});
