@@ -69,26 +69,31 @@ class AnnotationTable:
         """
         labels = Labels(manifest.classes, where)
         times = np.array([self._when(row, self._start, where) for row in rows])
-        unit_s = self._unit_of(times, sensors, where)
+        unit_s, since_s = self._clock(times, sensors, where)
         found: Marks = []
         for row, time in zip(rows, times.tolist(), strict=True):
             label = labels.index(row.cells[self._text], row.line)
-            found.append((unit_s * time, label))
+            found.append((since_s + unit_s * time, label))
             if self._end is not None:
-                found.append((unit_s * self._when(row, self._end, where), NO_LABEL))
+                end_s = since_s + unit_s * self._when(row, self._end, where)
+                found.append((end_s, NO_LABEL))
         # Where one ends and the next begins at once, it is the next.
         return sorted(found, key=lambda one: (one[0], one[1] != NO_LABEL))
 
-    def _unit_of(
+    def _clock(
         self, times: NDArray[np.float64], sensors: Sequence[SensorSamples], where: str
-    ) -> float:
-        """Seconds of the unit of times: as their name says, as the samples', or what fits."""
+    ) -> tuple[float, float]:
+        """Seconds of the unit of times, and when they count from.
+
+        The unit is what their name says, that of the samples' column of the same name, or what
+        fits; they count as the samples' do, or else from the beginning of the recording.
+        """
         begin = min(float(one.times_s.min()) for one in sensors)
         end = max(float(one.times_s.max()) for one in sensors)
 
-        def near(unit_s: float) -> int:
-            there = (unit_s * times >= begin - _NEAR_S) & (unit_s * times <= end + _NEAR_S)
-            return int(there.sum())
+        def near(unit_s: float, since_s: float = 0.0) -> int:
+            found = since_s + unit_s * times
+            return int(((found >= begin - _NEAR_S) & (found <= end + _NEAR_S)).sum())
 
         known = seconds_in(self._name)
         for one in sensors if known is None else ():
@@ -98,12 +103,17 @@ class AnnotationTable:
             name = max(_UNITS, key=lambda unit: near(_UNITS[unit]))
             known = _UNITS[name]
             _log.warning("%s: times in '%s' taken as %s", where, self._name, name)
-        if not near(known):
-            raise InputError(
-                f"{where}: expected times of the samples' clock, {begin:.1f} to {end:.1f} s, got "
-                f"{known * times.min():g} to {known * times.max():g} s"
+        if near(known):
+            return known, 0.0
+        if near(known, begin):
+            _log.warning(
+                "%s: times in '%s' taken from the beginning of the recording", where, self._name
             )
-        return known
+            return known, begin
+        raise InputError(
+            f"{where}: expected times of the samples' clock, {begin:.1f} to {end:.1f} s, got "
+            f"{known * times.min():g} to {known * times.max():g} s"
+        )
 
     @staticmethod
     def _when(row: Row, column: int, where: str) -> float:

@@ -93,7 +93,7 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
     named = any(not is_value(cell) for cell in header)
     blocks = chain([first[1:] if named and columns is None else first], rows)
     if columns is not None:
-        header, named = _given(columns, header, where), True
+        header, named = given_names(columns, header, where), True
     meant = Columns(names=header)
     if named:
         meant = columns_of(
@@ -119,8 +119,8 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
     return _examples(table, blocks, manifest)
 
 
-def _given(columns: Sequence[str], first: Sequence[str], where: str) -> list[str]:
-    """Names for the columns of a table without any."""
+def given_names(columns: Sequence[str], first: Sequence[str], where: str) -> list[str]:
+    """Names for the columns of a table without any; InputError: not one for each cell."""
     names = [name.strip() for name in columns]
     if len(names) != len(first):
         raise InputError(

@@ -30,6 +30,7 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
     rate_hz: float | None = None,
     time: str | None = None,
     columns: Sequence[str] | None = None,
+    labels: str | None = None,
     told: Told | None = None,
 ) -> Iterator[Examples]:
     """The examples of a file, or of several recordings, in blocks.
@@ -43,6 +44,7 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
         rate_hz: of sensor samples; None: from their times, or the bundle's where they have none.
         time: the column of a table that says when; None: one whose name says so.
         columns: names of the columns of a table that has no row of names.
+        labels: a table of what a person has marked in recordings.
         told: what is found in each table.
 
     Raises:
@@ -52,12 +54,14 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
     sources = [source] if isinstance(source, str) else list(source)
     others = [one for one in sources if _is_no_table(one)]
     if not others:
-        options = {"rate_hz": rate_hz, "time": time, "columns": columns}
-        return read_recordings(sources, manifest, told or nobody, **options)
+        table: dict[str, Any] = {"rate_hz": rate_hz, "time": time, "columns": columns}
+        return read_recordings(sources, manifest, told or nobody, labels=labels, **table)
     if len(sources) > 1:
         raise InputError(f"data '{others[0]}': expected it alone, or recordings alone")
-    if time is not None or columns is not None:
-        raise InputError(f"data '{others[0]}': --time and --columns name columns of a table")
+    if (time, columns, labels) != (None, None, None):
+        raise InputError(
+            f"data '{others[0]}': --time, --columns and --labels are for recordings in tables"
+        )
     return _prepared(others[0], manifest, data_root)
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 from protofleet.datasets.arrays import UNREADABLE
 from protofleet.edge.data.csv_rows import ByteStream
+from protofleet.edge.data.empatica import with_times
 from protofleet.errors import InputError, MissingDataError
 
 _T = TypeVar("_T")
@@ -115,7 +116,7 @@ def _plain(file: Path, folder: str, parts: tuple[str, ...]) -> RecordingFile:
     @contextmanager
     def opened() -> Iterator[ByteStream]:
         with file.open("rb") as stream:
-            yield stream
+            yield with_times(stream, parts[-1])
 
     return RecordingFile(name=str(file), folder=folder, parts=parts, open=opened)
 
@@ -150,7 +151,8 @@ def _member(
     @contextmanager
     def opened() -> Iterator[ByteStream]:
         with zipfile.ZipFile(path) as archive:
-            yield _Member(archive, member, f"data '{path}': '{member.filename}'")
+            stream = _Member(archive, member, f"data '{path}': '{member.filename}'")
+            yield with_times(stream, PurePosixPath(member.filename).stem)
 
     return opened
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Manifest
 from protofleet.edge.data.csv_examples import Examples, read_csv
 from protofleet.edge.data.recording_files import RecordingFile, label_in, recording_files
-from protofleet.edge.data.sensor_tables import sensor_tables
+from protofleet.edge.data.sensor_tables import SensorTables, sensor_tables, with_marks
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
@@ -68,7 +68,12 @@ def nobody(_: Found) -> None:
 
 
 def read_recordings(
-    sources: Sequence[str], manifest: Manifest, told: Told = nobody, **options: Any
+    sources: Sequence[str],
+    manifest: Manifest,
+    told: Told = nobody,
+    *,
+    labels: str | None = None,
+    **options: Any,
 ) -> Iterator[Examples]:
     """Examples of every table of the sources, in their order, in blocks.
 
@@ -80,20 +85,29 @@ def read_recordings(
         sources: files, folders, zips.
         manifest: the bundle's.
         told: what is found in each table, at its end.
+        labels: a table of what the person has marked (``annotations``), for all of them.
         options: as of ``read_csv``.
 
     Raises:
         MissingDataError: as ``recording_files``.
         InputError: a table that cannot be read; or none is a recording.
     """
-    return _read(recording_files(sources), manifest, told, options)
+    files = recording_files(sources)
+    found = _recordings(files, manifest)
+    if labels is not None:
+        found = _marked(files, manifest, labels)
+    return _read(found, len(files), manifest, told, options)
 
 
 def _read(
-    files: Sequence[RecordingFile], manifest: Manifest, told: Told, options: Mapping[str, Any]
+    recordings: Iterable[_Recording],
+    count: int,
+    manifest: Manifest,
+    told: Told,
+    options: Mapping[str, Any],
 ) -> Iterator[Examples]:
     used, why = 0, None
-    for recording in _recordings(files, manifest):
+    for recording in recordings:
         found = Found(name=recording.name, by_class=np.zeros(len(manifest.classes), np.int64))
         try:
             for block in recording.blocks(manifest, options):
@@ -102,7 +116,7 @@ def _read(
             used += 1
         except InputError as error:
             # Of half a recording nobody would know which.
-            if len(files) == 1 or found.examples:
+            if count == 1 or found.examples:
                 raise
             found.refused, why = str(error), why or error
         told(found)
@@ -123,6 +137,20 @@ class _Recording(Protocol):
         ...
 
 
+def _marked(
+    files: Sequence[RecordingFile], manifest: Manifest, labels: str
+) -> Iterator[_Recording]:
+    """Each recording with what the person has marked."""
+    marks, *more = recording_files([labels])
+    if more:
+        raise InputError(f"labels '{labels}': expected one table, got {1 + len(more)}")
+    for one in _recordings(files, manifest):
+        if isinstance(one, SensorTables):
+            yield one.marked(marks)
+        elif isinstance(one, _Table):
+            yield replace(one, marks=marks)
+
+
 def _recordings(files: Sequence[RecordingFile], manifest: Manifest) -> Iterator[_Recording]:
     """Each table by itself, but for those that sensors of one recording have."""
     for folder, group in groupby(files, key=lambda one: one.folder):
@@ -136,9 +164,10 @@ def _recordings(files: Sequence[RecordingFile], manifest: Manifest) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A table that is a recording by itself."""
+    """A table that is a recording by itself; ``marks``: what the person has marked."""
 
     file: RecordingFile
+    marks: RecordingFile | None = None
 
     @property
     def name(self) -> str:
@@ -146,6 +175,10 @@ class _Table:
 
     def blocks(self, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
         file, label = self.file, label_in(self.file.parts, manifest.classes)
+        if self.marks is not None:
+            marked = with_marks(file, self.marks, manifest, options.get("columns"))
+            yield from marked.blocks(manifest, options)
+            return
         with file.open() as stream:
             yield from read_csv(
                 stream, file.where, manifest, label=label, file_name=file.parts[-1], **options

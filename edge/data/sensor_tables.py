@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from protofleet.bundle.manifest import Manifest
 from protofleet.edge.data.annotations import AnnotationTable, Marks
 from protofleet.edge.data.columns import channels_in, columns_of, sensors_in
-from protofleet.edge.data.csv_examples import Examples, to_blocks
+from protofleet.edge.data.csv_examples import Examples, given_names, to_blocks
 from protofleet.edge.data.csv_rows import row_blocks
 from protofleet.edge.data.csv_table import Table
 from protofleet.edge.data.joined_sensors import (
@@ -35,6 +35,8 @@ class _Look:
     file: RecordingFile
     header: list[str]
     channels: tuple[str, ...]
+    is_named: bool = True
+    """Whether that row names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,14 @@ class SensorTables:
         where = f"data '{self.name}'"
         for windows in joined_windows(where, sensors, marks, manifest.preprocessing):
             yield from to_blocks(windows, manifest)
+
+    def marked(self, marks: RecordingFile) -> SensorTables:
+        """The same with another table of marks.
+
+        Raises:
+            InputError: it has no column of times or of labels.
+        """
+        return replace(self, marks=((marks, _annotations(marks)),))
 
     def _marked(self, sensors: Sequence[SensorSamples], manifest: Manifest) -> Marks:
         """By the tables of marks, else by a sensor's own labels, else by the folder's name."""
@@ -101,7 +111,7 @@ def sensor_tables(
     inputs = manifest.preprocessing
     if not (inputs.window and inputs.channels):
         return None
-    looks = [_look(file, inputs.channels) for file in files]
+    looks = [_peek(file, inputs.channels) for file in files]
     named = sorted(
         (one for one in looks if one.channels and sensors_in(one.file.parts[-1])),
         key=lambda one: (len(one.file.parts[-1]), one.file.parts[-1]),
@@ -133,6 +143,46 @@ def sensor_tables(
     return SensorTables(name=folder, tables=tables, marks=tuple(_marks(looks)))
 
 
+def with_marks(
+    file: RecordingFile,
+    marks: RecordingFile,
+    manifest: Manifest,
+    columns: Sequence[str] | None,
+) -> SensorTables:
+    """A table that is a recording by itself, and one of what the person has marked.
+
+    Args:
+        file: the recording.
+        marks: the other.
+        manifest: the bundle's.
+        columns: names of the recording's columns, where no row has them.
+
+    Raises:
+        InputError: the bundle has no windows of sensors, the recording lacks a channel, or the
+            marks have no column of times or of labels.
+    """
+    inputs = manifest.preprocessing
+    if not (inputs.window and inputs.channels):
+        raise InputError(f"{marks.where}: marks are for sensor samples, whose windows they label")
+    look = _look(file, inputs.channels, columns)
+    if lacking := [name for name in inputs.channels if name not in look.channels]:
+        raise InputError(
+            f"{file.where}: expected the channels {', '.join(inputs.channels)}; it lacks "
+            f"{', '.join(lacking)}, and has the columns {', '.join(look.header)[:200]}"
+        )
+    return SensorTables(name=file.name, tables=(look,), marks=((marks, _annotations(marks)),))
+
+
+def _annotations(file: RecordingFile) -> AnnotationTable:
+    look = _look(file, ())
+    try:
+        return AnnotationTable(look.header)
+    except InputError as error:
+        raise InputError(
+            f"{file.where}: {error}, got the columns {', '.join(look.header)[:200]}"
+        ) from error
+
+
 def _marks(looks: Sequence[_Look]) -> Iterator[tuple[RecordingFile, AnnotationTable]]:
     for one in looks:
         if one.channels or sensors_in(one.file.parts[-1]):
@@ -143,13 +193,29 @@ def _marks(looks: Sequence[_Look]) -> Iterator[tuple[RecordingFile, AnnotationTa
             _log.info("%s: neither a sensor's nor marks, passed over", one.file.where)
 
 
-def _look(file: RecordingFile, channels: Sequence[str]) -> _Look:
+def _look(
+    file: RecordingFile, channels: Sequence[str], columns: Sequence[str] | None = None
+) -> _Look:
     with file.open() as stream:
         first = next(row_blocks(stream, file.where), None)
     header = [] if first is None else [cell.strip() for cell in first[0].cells]
+    if columns is not None:
+        header = given_names(columns, header, file.where)
     return _Look(
-        file=file, header=header, channels=channels_in(header, channels, file.parts[-1])
+        file=file,
+        header=header,
+        channels=channels_in(header, channels, file.parts[-1]),
+        is_named=columns is None,
     )
+
+
+def _peek(file: RecordingFile, channels: Sequence[str]) -> _Look:
+    """As ``_look``; what is no table has no columns, as others of a folder may do."""
+    try:
+        return _look(file, channels)
+    except InputError as error:
+        _log.info("%s", error)
+        return _Look(file=file, header=[], channels=())
 
 
 def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> SensorSamples:
@@ -168,4 +234,5 @@ def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> Sensor
             named=file.parts[-1],
         )
         table = Table(file.where, columns, part)
-        return read_sensor(file.parts[-1], table, chain([first[1:]], rows), rate_hz)
+        begin = first[1:] if look.is_named else first
+        return read_sensor(file.parts[-1], table, chain([begin], rows), rate_hz)

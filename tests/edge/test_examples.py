@@ -633,7 +633,7 @@ def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
     with pytest.raises(InputError, match="--time is for sensor samples"):
         _read("1,2,3,4\n", manifest, time="t")
     np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
-    with pytest.raises(InputError, match="--time and --columns name columns of a table"):
+    with pytest.raises(InputError, match="--time, --columns and --labels are for recordings"):
         load_examples(str(tmp_path / "mine.npz"), sensor, time="t")
 
 

@@ -209,8 +209,9 @@ def test_a_damaged_or_encrypted_zip_is_named(tmp_path, folder, manifest):
     middle = data.index(b"walk/one.csv") + 40
     data[middle : middle + 8] = bytes(8)
     path.write_bytes(data)
-    with pytest.raises(InputError, match=r"one.csv' cannot be unpacked"):
-        _read([path], manifest)
+    refused = [one.refused for one in _read([path], manifest)[2] if "one.csv" in one.name]
+    assert len(refused) == 1
+    assert "one.csv' cannot be unpacked" in refused[0]
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("walk.csv", _table())
     data = bytearray(path.read_bytes())
@@ -219,3 +220,52 @@ def test_a_damaged_or_encrypted_zip_is_named(tmp_path, folder, manifest):
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"walk.csv' cannot be unpacked .*encrypted"):
         _read([path], manifest)
+
+
+def test_marks_of_a_recording_of_dates_may_count_from_its_beginning(tmp_path, manifest, caplog):
+    (tmp_path / "marks.csv").write_text("start_s,end_s,label\n0,20,still\n20,30,walk\n")
+    lines = _table().splitlines()[1:]
+    dated = [
+        f"2026-11-28 09:00:{k / 10:06.3f},{one.split(',', 1)[1]}" for k, one in enumerate(lines)
+    ]
+    rows = ["DateTime,acc_x,acc_y,acc_z", *dated]
+    (tmp_path / "rec.csv").write_text("\n".join(rows))
+    _, y, _ = _read([tmp_path / "rec.csv"], manifest, labels=str(tmp_path / "marks.csv"))
+    assert (y[0], set(y)) == (0, {0, 1, -1})
+    assert "times in 'start_s' taken from the beginning of the recording" in caplog.text
+
+
+def test_marks_may_be_named_for_any_recording(tmp_path, manifest):
+    marks = tmp_path / "marks.csv"
+    marks.write_text("start_s,end_s,label\n0,20,still\n20,30,walk\n")
+    table = tmp_path / "rec.csv"
+    table.write_text(_table())
+    _, y, _ = _read([table], manifest, labels=str(marks))
+    assert (y[0], set(y)) == (0, {0, 1, -1})
+    unnamed = tmp_path / "unnamed.csv"
+    unnamed.write_text(_table().split("\n", 1)[1])
+    columns = ("time_s", *_INPUTS.channels)
+    assert _read([unnamed], manifest, labels=str(marks), columns=columns)[1] == y
+    sensor = tmp_path / "phone" / "Accelerometer.csv"
+    sensor.parent.mkdir()
+    sensor.write_text(_table("time_s,x,y,z"))
+    (sensor.parent / "Annotation.csv").write_text("time_s,text\n0,walk up\n")
+    assert _read([sensor.parent], manifest, labels=str(marks))[1] == y
+
+
+@pytest.mark.parametrize(
+    ("marks", "table", "said"),
+    [
+        ("a,b\n1,2\n", None, "expected a column of times and one of labels, got the columns a, b"),
+        (
+            "time,text\n0,still\n",
+            "time_s,acc_x,acc_y,b",
+            "it lacks acc_z, and has the columns",
+        ),
+    ],
+)
+def test_marks_or_recordings_that_lack_columns_are_named(tmp_path, manifest, marks, table, said):
+    (tmp_path / "marks.csv").write_text(marks)
+    (tmp_path / "rec.csv").write_text(_table(table or "time_s,acc_x,acc_y,acc_z"))
+    with pytest.raises(InputError, match=said):
+        _read([tmp_path / "rec.csv"], manifest, labels=str(tmp_path / "marks.csv"))

@@ -68,6 +68,7 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
     rate_hz: float | None = None,
     time: str | None = None,
     columns: Sequence[str] | None = None,
+    labels: Path | str | None = None,
 ) -> DeviceData:
     """Make one client's data from recordings, as ``protofleet device prepare`` does.
 
@@ -81,6 +82,8 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
         rate_hz: of sensor samples; None: from their times, else the bundle's.
         time: the column that says when; None: the one whose name says so.
         columns: names of the columns of a table that has no row of names.
+        labels: a table of what a person has marked: a column of times and one of labels, or start,
+            end and label.
 
     Returns:
         The examples that have a label.
@@ -93,7 +96,12 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
     names = [sources] if isinstance(sources, Path | str) else list(sources)
     manifest = Bundle.open(bundle, trusted=trusted).manifest
     blocks = load_examples(
-        [str(one) for one in names], manifest, rate_hz=rate_hz, time=time, columns=columns
+        [str(one) for one in names],
+        manifest,
+        rate_hz=rate_hz,
+        time=time,
+        columns=columns,
+        labels=None if labels is None else str(labels),
     )
     return to_device_data(blocks, manifest, raw=raw, test_share=test_share)
 

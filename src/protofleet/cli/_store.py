@@ -59,6 +59,13 @@ columns_option = click.option(
     help="Of a CSV without a row of names: those of its columns, such as time_ms,acc_x,acc_y.",
 )
 
+labels_option = click.option(
+    "--labels",
+    metavar="FILE",
+    help="A table of what a person has marked: a column of times and one of labels, or start, end "
+    "and label.",
+)
+
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Options that say which model a command runs, and how."""

@@ -13,6 +13,7 @@ import click
 from protofleet.cli._process import start_process
 from protofleet.cli._store import (
     columns_option,
+    labels_option,
     model_options,
     opened_model,
     rate_option,
@@ -48,6 +49,7 @@ _PATH = click.Path(path_type=Path)
 @rate_option
 @time_option
 @columns_option
+@labels_option
 @click.option(
     "--batch",
     "batch_size",
@@ -73,6 +75,7 @@ def predict(
     rate_hz: float | None,
     time: str | None,
     columns: tuple[str, ...] | None,
+    labels: str | None,
     batch_size: int,
     summary: bool,
     latency: bool,
@@ -92,13 +95,21 @@ def predict(
     model = opened_model(store, bundle, trust_files, use=use, backend=backend, threads=threads)
     manifest = model.model.bundle.manifest
     if data == "-":
+        if labels is not None:
+            raise InputError("--labels: expected recordings in files, got standard input")
         stream = cast("ByteStream", sys.stdin.buffer)
         blocks = read_csv(
             stream, "standard input", manifest, rate_hz=rate_hz, time=time, columns=columns
         )
     else:
         blocks = load_examples(
-            data, manifest, data_root=data_root, rate_hz=rate_hz, time=time, columns=columns
+            data,
+            manifest,
+            data_root=data_root,
+            rate_hz=rate_hz,
+            time=time,
+            columns=columns,
+            labels=labels,
         )
     printer = (_JsonPrinter if as_json else _TextPrinter)(model, summary=summary)
     tally = _Tally()

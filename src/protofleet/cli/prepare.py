@@ -11,7 +11,13 @@ import click
 
 from protofleet.cli._outputs import writable
 from protofleet.cli._process import start_process
-from protofleet.cli._store import columns_option, rate_option, raw_option, time_option
+from protofleet.cli._store import (
+    columns_option,
+    labels_option,
+    rate_option,
+    raw_option,
+    time_option,
+)
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
 from protofleet.errors import InputError
 
@@ -42,6 +48,7 @@ _PATH = click.Path(path_type=Path)
 @rate_option
 @time_option
 @columns_option
+@labels_option
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 1, max_open=True),
@@ -95,6 +102,8 @@ def _blocks(
     if "-" in sources:
         if len(sources) > 1:
             raise InputError("SOURCE: expected - alone, or recordings alone")
+        if table.pop("labels") is not None:
+            raise InputError("--labels: expected recordings in files, got standard input")
         stream = cast("ByteStream", sys.stdin.buffer)
         return read_csv(stream, "standard input", manifest, **table)
     for source in sources:
