@@ -56,9 +56,7 @@ def session(tmp_path):
 def test_accelerations_are_in_the_bundle_s_unit_on_the_session_s_clock(world, session):
     manifest = msgspec.structs.replace(world.bundle.manifest, preprocessing=_ACC)
     blocks = _read(session, manifest)
-    x, starts = (
-        np.concatenate([getattr(one, name) for one in blocks]) for name in ("x", "start_s")
-    )
+    x = np.concatenate([one.x for one in blocks])
     assert x.shape[1:] == (32, 3)
     # Between 63 and 64 64ths of g, less the bundle's mean.
     np.testing.assert_allclose(x[5, :, 2], 63.5 / 64 * 9.80665 - 9.8, atol=0.05)
