@@ -6,12 +6,78 @@ From here come the command line's choices and help, default shapes and the parit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from protofleet.errors import InputError
+
 Need = Literal["features", "classify", "decode", "prototypes"]
 """What of ``ModelCall`` an objective asks for, beside logits."""
+
+
+Shape = tuple[int, ...]
+_AXES = 3
+_MOST_TOKENS = 16
+"""Of a side of an image, or so."""
+_SMALL_SIDE = 32
+"""Images up to that have no details that a first layer may pass over."""
+
+
+def _flat(shape: Shape) -> dict[str, Any]:
+    return {"inputs": math.prod(shape)}
+
+
+def _side(shape: Shape) -> int:
+    if len(shape) != _AXES or shape[1] != shape[2]:
+        raise InputError("expected square images (channels, side, side), such as 1,28,28")
+    return shape[1]
+
+
+def _square(shape: Shape) -> dict[str, Any]:
+    return {"channels": shape[0], "size": _side(shape)}
+
+
+def _patched(shape: Shape) -> dict[str, Any]:
+    side = _side(shape)
+    fits = (p for p in range(4, side) if side % p == 0 and side // p <= _MOST_TOKENS)
+    patch = next(fits, None)
+    if patch is None:
+        raise InputError(
+            f"expected images whose side is a multiple of a patch of 4 or more, got {side}; "
+            "--set patch=N says another"
+        )
+    return {**_square(shape), "patch": patch}
+
+
+def _residual(shape: Shape) -> dict[str, Any]:
+    return {"channels": shape[0], "small_input": _side(shape) <= _SMALL_SIDE}
+
+
+def _windows(shape: Shape) -> dict[str, Any]:
+    if len(shape) != len(("steps", "channels")):
+        raise InputError("expected windows (steps, channels), such as 128,6")
+    return {"steps": shape[0], "channels": shape[1]}
+
+
+def _sensors(shape: Shape) -> dict[str, Any]:
+    window, channels = _windows(shape).values()
+    if channels not in (_AXES, 2 * _AXES):
+        raise InputError(
+            f"expected one or two sensors of three axes, 3 or 6 channels, got {channels}"
+        )
+    patch = next((p for p in range(16, 3, -1) if window % p == 0), None)
+    if patch is None:
+        raise InputError(
+            f"expected windows whose length is a multiple of 4 to 16 samples, got {window}; "
+            "--set patch=N says another"
+        )
+    return {"window": window, "sensors": channels // _AXES, "patch": patch}
+
+
+def _nothing(_: Shape) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +87,7 @@ class RegisteredModel:
     Attributes:
         factory: ``module:function`` or class, in ``export.models``.
         config: the settings record of that module that the factory passes its keywords on to.
+        sizes: settings that an example's shape says; InputError: it takes no such examples.
         input_shape: of one example with the default settings.
         parity_shape: of one example in ``protofleet bench parity``; None: the default.
         parity_settings: there.
@@ -29,52 +96,94 @@ class RegisteredModel:
     factory: str
     input_shape: tuple[int, ...]
     config: str = ""
+    sizes: Callable[[Shape], dict[str, Any]] = _nothing
     parity_shape: tuple[int, ...] | None = None
     parity_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 MODELS: Mapping[str, RegisteredModel] = {
-    "autoencoder": RegisteredModel(factory="autoencoder:ConvAutoencoder", input_shape=(128, 6)),
-    "cnn": RegisteredModel(factory="cnn:Cnn", input_shape=(1, 28, 28)),
-    "cnn_prototypes": RegisteredModel(factory="cnn:PrototypeCnn", input_shape=(1, 28, 28)),
+    "autoencoder": RegisteredModel(
+        factory="autoencoder:ConvAutoencoder", input_shape=(128, 6), sizes=_windows
+    ),
+    "cnn": RegisteredModel(factory="cnn:Cnn", input_shape=(1, 28, 28), sizes=_square),
+    "cnn_prototypes": RegisteredModel(
+        factory="cnn:PrototypeCnn", input_shape=(1, 28, 28), sizes=_square
+    ),
     "fasttext": RegisteredModel(
         factory="fasttext:FastText",
         input_shape=(200,),
         parity_shape=(64,),
         parity_settings={"vocabulary": 2000},
     ),
-    "hart": RegisteredModel(factory="hart:hart", config="HartConfig", input_shape=(128, 6)),
-    "hart_alp": RegisteredModel(factory="hart:hart_alp", config="HartConfig", input_shape=(128, 6)),
+    "hart": RegisteredModel(
+        factory="hart:hart", config="HartConfig", input_shape=(128, 6), sizes=_sensors
+    ),
+    "hart_alp": RegisteredModel(
+        factory="hart:hart_alp", config="HartConfig", input_shape=(128, 6), sizes=_sensors
+    ),
     "mlp": RegisteredModel(
         factory="mlp:Mlp",
         input_shape=(64,),
+        sizes=_flat,
         parity_shape=(561,),
         parity_settings={"inputs": 561},
     ),
     "mlp_alp": RegisteredModel(
         factory="mlp:mlp_alp",
         input_shape=(64,),
+        sizes=_flat,
         parity_shape=(561,),
         parity_settings={"inputs": 561},
     ),
     "mlp_prototypes": RegisteredModel(
         factory="mlp:mlp_prototypes",
         input_shape=(64,),
+        sizes=_flat,
         parity_shape=(561,),
         parity_settings={"inputs": 561},
     ),
     "resnet18": RegisteredModel(
-        factory="resnet:resnet18", input_shape=(3, 64, 64), parity_shape=(3, 32, 32)
+        factory="resnet:resnet18",
+        input_shape=(3, 64, 64),
+        sizes=_residual,
+        parity_shape=(3, 32, 32),
     ),
     # At half of that, batch statistics of 3 numbers decide.
     "resnet50": RegisteredModel(
-        factory="resnet:resnet50", input_shape=(3, 224, 224), parity_shape=(3, 64, 64)
+        factory="resnet:resnet50",
+        input_shape=(3, 224, 224),
+        sizes=_residual,
+        parity_shape=(3, 64, 64),
     ),
-    "vit": RegisteredModel(factory="vit:vit", config="VitConfig", input_shape=(3, 32, 32)),
+    "vit": RegisteredModel(
+        factory="vit:vit", config="VitConfig", input_shape=(3, 32, 32), sizes=_patched
+    ),
     "vit_digits": RegisteredModel(
-        factory="vit:vit_digits", config="VitConfig", input_shape=(1, 8, 8)
+        factory="vit:vit_digits", config="VitConfig", input_shape=(1, 8, 8), sizes=_square
     ),
 }
+
+
+def sizes_of(spec: str, shape: Shape, *, tokens: int | None = None) -> dict[str, Any]:
+    """Settings of a registered model that its examples say; none of another model.
+
+    Args:
+        spec: the model.
+        shape: of one example.
+        tokens: how many words the examples' numbers may be.
+
+    Raises:
+        InputError: the model takes no examples of this shape.
+    """
+    known = MODELS.get(spec)
+    if known is None:
+        return {}
+    try:
+        found = known.sizes(shape)
+    except InputError as error:
+        got = ",".join(map(str, shape))
+        raise InputError(f"model '{spec}': {error}; the examples are of shape {got}") from error
+    return {"vocabulary": tokens, **found} if spec == "fasttext" and tokens else found
 
 
 def model_names() -> str:

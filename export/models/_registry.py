@@ -100,6 +100,25 @@ def _told(error: Exception) -> str:
     return " at ".join([f"{type(error).__name__}: {lines[0]}", *places[-1:]])
 
 
+def settings_of(spec: str) -> dict[str, Any]:
+    """Names and defaults of a model's settings; None where one must be given.
+
+    Raises:
+        InputError: unknown name, module or function.
+    """
+    found = _settings(spec, _factory(spec))
+    return {
+        name: None if one.default is one.empty else one.default
+        for name, one in found.items()
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+    }
+
+
+def described(spec: str) -> str:
+    """The first line of what a model's factory says of itself."""
+    return (inspect.getdoc(_factory(spec)) or "").partition("\n")[0]
+
+
 def has_setting(spec: str, name: str) -> bool:
     """Whether the model's factory takes a setting of this name.
 

@@ -66,7 +66,10 @@ def _check_json(path: Path, name: str, text: str | None, kind: type) -> None:
 
 
 def load_model(
-    path: Path, spec: str | None = None, settings: Mapping[str, Any] | None = None
+    path: Path,
+    spec: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, dict[str, str]]:
     """Build a model with a checkpoint's tensors, and read the checkpoint's metadata.
 
@@ -77,6 +80,7 @@ def load_model(
         path: the checkpoint.
         spec: the model; None: the one that the metadata name.
         settings: they win over those in the metadata, which count for that model only.
+        sizes: settings where neither says any.
 
     Raises:
         MissingDataError: there is no such file.
@@ -89,7 +93,7 @@ def load_model(
     known = (
         json.loads(metadata.get("settings", "{}")) if metadata.get("model") in {None, spec} else {}
     )
-    chosen = {**known, **(settings or {})}
+    chosen = {**(sizes or {}), **known, **(settings or {})}
     model = build_model(spec, **chosen)
     missing, unused = fill(model, tensors)
     if missing or unused:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -16,6 +17,7 @@ from torch import nn
 from protofleet.bundle import Bundle, keys
 from protofleet.cli.export import export
 from protofleet.cli.main import _root
+from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError, MissingDataError
 from protofleet.export.pickled import conversion
 from protofleet.export.pretraining.checkpoints import load_checkpoint
@@ -163,3 +165,24 @@ def test_quiet_prints_the_bundle_alone(tmp_path: Path, key: str) -> None:
     assert result.stdout.count("\n") == 1
     assert result.stderr.startswith("note: no --checkpoint")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_registered_model_takes_its_sizes_from_examples_and_classes(tmp_path, key):
+    """Of the command, and from a checkpoint whose training has seen them."""
+    out, place = tmp_path / "a.pfb", ("--key", key, "--formats", "onnx", "--set", "hidden=[8]")
+    sizes = ("--input-shape", "5", "--classes", "a,b,c")
+    done = _export("mlp", *sizes, *place, "--out", out)
+    assert done.exit_code == 0, done.output
+    manifest = Bundle.open(out, any_signer=True).manifest
+    assert manifest.preprocessing.input_shape == (5,)
+    assert manifest.classes == ("a", "b", "c")
+    data = tmp_path / "d.npz"
+    np.savez(data, x=np.eye(6, dtype=np.float32).repeat(5, 0), y=np.arange(30) % 2)
+    arguments = ["--model", "mlp", "--data", str(data), "--epochs", "1", "--lr", "0.01"]
+    trained = CliRunner().invoke(pretrain, [*arguments, "--out", str(tmp_path / "run")])
+    assert trained.exit_code == 0, trained.output
+    checkpoint = tmp_path / "run" / "model.safetensors"
+    done = _export("mlp", "--checkpoint", checkpoint, *place[:4], "--out", tmp_path / "b.pfb")
+    assert done.exit_code == 0, done.output
+    manifest = Bundle.open(tmp_path / "b.pfb", any_signer=True).manifest
+    assert (manifest.preprocessing.input_shape, manifest.classes) == ((6,), ("0", "1"))

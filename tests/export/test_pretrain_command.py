@@ -29,7 +29,7 @@ def _pretrain(*args):
     return result
 
 
-MLP = ("--model", "mlp", "--set", "inputs=4", "--set", "hidden=[16]")
+MLP = ("--model", "mlp", "--set", "hidden=[16]")
 
 
 def test_the_command_trains_resumes_and_writes_a_loadable_model(tmp_path):
@@ -109,7 +109,7 @@ _X, _Y = np.zeros((65, 4)), np.arange(65) % 3
 def test_wrong_data_are_named(tmp_path, arrays, message):
     data = _npz(tmp_path / "d.npz", **arrays)
     with pytest.raises(InputError, match=message):
-        _pretrain(*MLP, "--data", data, "--out", str(tmp_path / "run"))
+        _pretrain(*MLP, "--set", "inputs=4", "--data", data, "--out", str(tmp_path / "run"))
 
 
 def test_what_is_converted_or_doubtful_is_said(tmp_path, caplog):

@@ -17,9 +17,10 @@ SHORT_HELP = {
     "hub": "Show runs to their operator, and let browsers take part in a federation.",
     "kernels": "Compiled kernels of this machine.",
     "load": "What a coordinator and Mosquitto bear on this machine.",
+    "models": "List the models of export and pretrain, or the settings of the one called NAME.",
     "pretrain": "Train a model centrally.",
     "privacy": "Tell the ε of a noise multiplier, or the noise multiplier of an ε.",
     "report": "Write report.html into RUN_DIR, or compare it with others.",
-    "strategies": "List the strategies: paper, programs, what travels.",
+    "strategies": "List the strategies, or those of these NAMEs: paper, programs, what travels.",
 }
 """By command; ``tests/test_extras.py`` compares it with the commands' own."""

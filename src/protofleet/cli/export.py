@@ -25,7 +25,7 @@ from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.cli._task import OutputOptions, output_names, output_options, resolve_task
 from protofleet.cli._verbosity import progress_console, say, verbosity
 from protofleet.errors import InputError, RefusedError
-from protofleet.export.catalogue import MODELS, model_names
+from protofleet.export.catalogue import MODELS, model_names, sizes_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,10 +101,12 @@ def export(
     from protofleet.api import central
 
     check_writable_bundle(out)
-    prepared = _preprocessing(model, example)
-    built, metadata = _model(model, parse_pairs(pairs), checkpoint)
+    metadata = _metadata(checkpoint)
+    prepared = _preprocessing(model, example, metadata)
     task, loss = resolve_task(given, metadata)
     classes, targets = output_names(given, metadata, task)
+    sizes = _sizes(model, prepared.input_shape, example.tokens, len(classes or targets or ()))
+    built = _model(model, parse_pairs(pairs), checkpoint, sizes)
     wishes = methods.wishes()
     if checkpoint is None:
         _tell_untrained(model)
@@ -138,20 +140,33 @@ def export(
 export.help = (export.help or "").format(models=model_names())
 
 
+def _metadata(checkpoint: Path | None) -> dict[str, str]:
+    from protofleet.export.pretraining.checkpoints import load_checkpoint
+
+    return {} if checkpoint is None else load_checkpoint(checkpoint)[1]
+
+
+def _sizes(spec: str, shape: tuple[int, ...], tokens: int | None, outputs: int) -> dict[str, Any]:
+    """Settings of the model that examples and outputs say."""
+    from protofleet.export.models import has_setting
+
+    counted = {"classes": outputs} if outputs and has_setting(spec, "classes") else {}
+    return {**sizes_of(spec, shape, tokens=tokens), **counted}
+
+
 def _model(
-    spec: str, settings: dict[str, Any], checkpoint: Path | None
-) -> tuple[nn.Module, dict[str, str]]:
+    spec: str, settings: dict[str, Any], checkpoint: Path | None, sizes: dict[str, Any]
+) -> nn.Module:
     from protofleet.export.checks import check_tensors
     from protofleet.export.models import build_model
     from protofleet.export.pretraining.checkpoints import load_model
 
-    model, metadata = (
-        (build_model(spec, **settings), {})
-        if checkpoint is None
-        else load_model(checkpoint, spec, settings)
-    )
+    if checkpoint is None:
+        model = build_model(spec, **{**sizes, **settings})
+    else:
+        model, _ = load_model(checkpoint, spec, settings, sizes)
     check_tensors(model)
-    return model, metadata
+    return model
 
 
 def _tell_untrained(spec: str) -> None:
@@ -165,12 +180,14 @@ def _tell_untrained(spec: str) -> None:
     )
 
 
-def _preprocessing(model: str, example: ExampleOptions) -> Preprocessing:
+def _preprocessing(model: str, example: ExampleOptions, metadata: dict[str, str]) -> Preprocessing:
     from protofleet.bundle.manifest import Preprocessing
 
     if example.preprocessing is not None:
         return read_preprocessing(example.preprocessing)
     shape = example.input_shape
+    if shape is None and "input_shape" in metadata:
+        shape = ",".join(map(str, json.loads(metadata["input_shape"])))
     if shape is None:
         if model not in MODELS:
             raise InputError(

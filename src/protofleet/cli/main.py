@@ -31,6 +31,7 @@ _COMMANDS = {
     "hub": "protofleet.cli.hub:hub",
     "kernels": "protofleet.cli.kernels:kernels",
     "load": "protofleet.cli.load:load",
+    "models": "protofleet.cli.models:models",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",

@@ -21,6 +21,7 @@ from protofleet.cli._verbosity import say, verbosity
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import nn
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult
@@ -97,11 +98,12 @@ def pretrain(
     check_writable_folder(out, "--out")
     task, loss = resolve_task(given, {})
     arrays, names = read_training_data(data, supervised=objective == "supervised", task=task)
-    settings = _with_classes(spec, parse_pairs(pairs), len(names))
+    settings = _with_sizes(spec, parse_pairs(pairs), arrays["x"], len(names))
     torch.manual_seed(options["seed"])
     model = _model(spec, settings, init)
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
     known |= {"settings": json.dumps(settings, sort_keys=True)}
+    known |= {"input_shape": json.dumps(arrays["x"].shape[1:])}
     kind = "classes" if task == "classification" else "targets"
     advice = "to go on: the same command with --resume"
     with on_interrupt(advice), _progress(quiet=as_json or verbosity() < 0) as on_progress:
@@ -154,11 +156,15 @@ def _digest(path: Path) -> str:
         return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, Any]:
-    """Set ``classes`` from the data, where they name some and the model has that setting."""
+def _with_sizes(spec: str, settings: dict[str, Any], x: NDArray[Any], count: int) -> dict[str, Any]:
+    """Settings with those that the data say, where the model has them."""
+    from protofleet.export.catalogue import sizes_of
     from protofleet.export.models import has_setting
 
-    return {"classes": count, **settings} if count and has_setting(spec, "classes") else settings
+    counted = {"classes": count} if count and has_setting(spec, "classes") else {}
+    words = x.max() + 1 if x.size and has_setting(spec, "vocabulary") else None
+    sizes = sizes_of(spec, x.shape[1:], tokens=None if words is None else int(words))
+    return {**sizes, **counted, **settings}
 
 
 @contextlib.contextmanager

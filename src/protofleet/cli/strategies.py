@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
 @click.option(
     "--model",
     "bundle",
@@ -24,25 +25,28 @@ if TYPE_CHECKING:
     help="Say which of them run on this bundle, and what to do for the others.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def strategies(*, bundle: Path | None, as_json: bool) -> None:
-    """List the strategies: paper, programs, what travels."""
-    from protofleet.strategies import DESCRIPTIONS
+def strategies(*, names: tuple[str, ...], bundle: Path | None, as_json: bool) -> None:
+    """List the strategies, or those of these NAMEs: paper, programs, what travels."""
+    from protofleet.strategies import DESCRIPTIONS, check_known
 
+    for name in names:
+        check_known(name)
     if bundle is not None:
-        _tell_fitting(bundle, as_json=as_json)
+        _tell_fitting(bundle, names, as_json=as_json)
         return
-    known = [DESCRIPTIONS[name] for name in sorted(DESCRIPTIONS)]
+    known = [DESCRIPTIONS[name] for name in names or sorted(DESCRIPTIONS)]
     if as_json:
         click.echo(json.dumps([asdict(item) for item in known], indent=2))
         return
     click.echo("\n\n".join(_describe(item) for item in known))
 
 
-def _tell_fitting(path: Path, *, as_json: bool) -> None:
+def _tell_fitting(path: Path, names: tuple[str, ...], *, as_json: bool) -> None:
     from protofleet.bundle import Bundle
     from protofleet.federation.suitability import why_not
 
-    reasons = why_not(Bundle.open(path, any_signer=True))
+    found = why_not(Bundle.open(path, any_signer=True))
+    reasons = {name: found[name] for name in names or found}
     if as_json:
         listed = [{"name": name, "runs": not why, "why": why} for name, why in reasons.items()]
         click.echo(json.dumps(listed, indent=2))
