@@ -16,7 +16,7 @@ _PACKAGE = Path(protofleet.__file__).parent
 _PLACES = sorted(path for path in _PACKAGE.iterdir() if path.name != "docs")
 _NO_COMMANDS = {"noise"}
 """A word of a seed."""
-_NAMED = re.compile(r"\bprotofleet((?: [a-z]+(?:-[a-z]+)*)+)")
+_NAMED = re.compile(r"(?<!import )\bprotofleet((?: [a-z]+(?:-[a-z]+)*)+)")
 
 
 def _texts(path):

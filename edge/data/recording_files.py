@@ -103,9 +103,13 @@ def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
         for file in sorted(path.rglob("*")):
             place = file.relative_to(path)
             hidden = any(part.startswith(".") for part in place.parts)
-            if file.suffix.lower() in TABLES and file.is_file() and not hidden:
+            if hidden or not file.is_file():
+                continue
+            if file.suffix.lower() in TABLES:
                 parts = (path.resolve().name, *place.with_suffix("").parts)
                 yield _plain(file, str(file.parent), parts)
+            elif file.suffix.lower() == ".zip":
+                yield from _zipped(file)
     elif zipfile.is_zipfile(path):
         yield from _zipped(path)
     else:

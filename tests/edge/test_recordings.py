@@ -90,6 +90,9 @@ def test_a_folder_and_a_zip_are_its_tables_labelled_by_their_names(folder, tmp_p
     assert found[1].text(manifest.classes) == f"{each} examples over 38 s: still {each}"
     packed = _zip(tmp_path / "mine.zip", folder)
     assert _read([packed], manifest)[1] == y
+    (tmp_path / "all").mkdir()
+    packed.rename(tmp_path / "all" / "mine.zip")
+    assert _read([tmp_path / "all"], manifest)[1] == y
     several = _read([folder / "still 3.csv", folder / "walk"], manifest)
     assert several[1] == y
 

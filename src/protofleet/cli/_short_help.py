@@ -18,6 +18,7 @@ SHORT_HELP = {
     "kernels": "Compiled kernels of this machine.",
     "load": "What a coordinator and Mosquitto bear on this machine.",
     "models": "List the models of export and pretrain, or the settings of the one called NAME.",
+    "new": "Write a small project into the folder NAME: yours to change, and it runs as it is.",
     "pretrain": "Train a model centrally.",
     "privacy": "Tell the ε of a noise multiplier, or the noise multiplier of an ε.",
     "report": "Write report.html into RUN_DIR, or compare it with others.",

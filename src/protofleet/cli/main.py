@@ -32,6 +32,7 @@ _COMMANDS = {
     "kernels": "protofleet.cli.kernels:kernels",
     "load": "protofleet.cli.load:load",
     "models": "protofleet.cli.models:models",
+    "new": "protofleet.cli.new:new",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",

@@ -427,6 +427,11 @@ def load_config(path: Path) -> FederationConfig:
     try:
         values = broker_as_table(read_toml(path))
         config = msgspec.convert(values, FederationConfig, dec_hook=_to_path)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"federation file {path}: {error.strerror}; 'protofleet new NAME' writes one, with all "
+            "that belongs to it"
+        ) from error
     except OSError as error:
         raise InputError(f"federation file {path}: {error.strerror}") from error
     except msgspec.ValidationError as error:

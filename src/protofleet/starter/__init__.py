@@ -1,0 +1,1 @@
+"""A small project to begin with: what ``protofleet new`` writes."""
