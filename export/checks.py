@@ -110,9 +110,28 @@ def check_model(
             f"before it and does that itself; with both, gradients nearly vanish: leave {end.name} "
             "out (--allow-probabilities trains it as it is)"
         )
+    _check_trained_output(model, x, expected)
     _check_written(model, x)
     check_independent(model, x)
     return output
+
+
+def _check_trained_output(model: nn.Module, x: Tensor, expected: ExpectedOutput) -> None:
+    """Raise InputError where a model gives something else in training mode, as for a second head.
+
+    One that does not run on such examples there is the capture's to tell.
+    """
+    try:
+        output = _trained_once(model, x).output
+    except Exception:  # noqa: BLE001 - whatever the user's code raises
+        return
+    if isinstance(output, Tensor):
+        return
+    told, *_ = _unwrap(output, expected).split("; wrap")
+    raise InputError(
+        f"{_forward_of(model)}: in training mode it {told}, as without it; return what the classes "
+        "are told by in both modes, and leave a head that only helps training out of forward"
+    )
 
 
 def _check_written(model: nn.Module, x: Tensor) -> None:

@@ -17,6 +17,14 @@ def _hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
     return x.clamp(low, high)
 
 
+def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
+    """Bounds of one kind: ONNX has no form for a whole number beside another one."""
+    alike = type(low) is type(high) or None in (low, high)
+    if alike or not x.dtype.is_floating_point:
+        return NotImplemented
+    return x.clamp(float(low), float(high))
+
+
 def _clamp_by_tensors(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     if low is not None:
         x = torch.maximum(x, low)
@@ -126,6 +134,7 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     **get_decompositions([_aten.rrelu_with_noise_backward]),
     _aten.hardtanh.default: _hardtanh,
     _aten.linalg_vector_norm.default: _vector_norm,
+    _aten.clamp.default: _clamp,
     _aten.clamp.Tensor: _clamp_by_tensors,
     _aten.hypot.default: _hypot,
     _aten.fmin.default: _fmin,

@@ -25,6 +25,8 @@ _DTYPES: dict[torch.dtype, Literal["float32", "int64"]] = {
     torch.int64: "int64",
 }
 _MAX_CONSTANT_BYTES = 65536
+MAX_TABLE_BYTES = 1 << 24
+"""Of whole numbers, such as those of rows that are looked up: they belong to the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +196,14 @@ def holds_infinity(value: Tensor) -> bool:
 
 
 def _check_constant(name: str, value: Tensor) -> None:
-    if value.nbytes > _MAX_CONSTANT_BYTES:
+    table = not value.is_floating_point()
+    most = MAX_TABLE_BYTES if table else _MAX_CONSTANT_BYTES
+    if value.nbytes > most:
+        if table:
+            raise ExportError(
+                f"constant '{name}' of shape {tuple(value.shape)}: expected a table of at most "
+                f"{most} bytes, got {value.nbytes}: make it in forward, as of torch.arange"
+            )
         remedy = (
             "make it in forward, as torch.full(…).triu(1), or of finite numbers (a mask: -1e9) in a"
             if holds_infinity(value)
@@ -202,6 +211,6 @@ def _check_constant(name: str, value: Tensor) -> None:
         )
         raise ExportError(
             f"constant '{name}' of shape {tuple(value.shape)}: expected at most "
-            f"{_MAX_CONSTANT_BYTES} bytes, got {value.nbytes}: {remedy} persistent float32 "
+            f"{most} bytes, got {value.nbytes}: {remedy} persistent float32 "
             "buffer, so that it travels with the parameters"
         )

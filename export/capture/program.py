@@ -144,13 +144,24 @@ def capture(  # noqa: PLR0913 - options by keyword
 @contextlib.contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Give every module its attributes back: some keep what they compute, here without data."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
+    before = [
+        (module, {name: _copied(value) for name, value in vars(module).items()})
+        for module in model.modules()
+    ]
     try:
         yield
     finally:
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
+
+
+def _copied(value: object) -> object:
+    """A module's own tables, such as that of its parameters, which ``functional_call`` writes.
+
+    Of a parameter that a module has under two names it does not put the first one back.
+    """
+    return dict(value) if type(value) is dict else value
 
 
 def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inputs]:

@@ -114,7 +114,7 @@ def _named(model: nn.Module, recorder: CallRecorder, name: str) -> Parts:
         )
     own = {id(value) for value in modules[name].parameters()}
     params = (n for n, value in model.named_parameters() if id(value) in own)
-    return Parts(head=name, head_params=tuple(params))
+    return Parts(head=name, head_params=_in_order(model, params))
 
 
 def _own_head(model: nn.Module, x: Tensor, logits: Tensor) -> Parts | None:
@@ -264,5 +264,10 @@ def _matrices(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def _in_order(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
+    """Those that train: what is frozen stays in the bundle, and is no part of a head."""
     wanted = set(names)
-    return tuple(name for name, _ in model.named_parameters() if name in wanted)
+    return tuple(
+        name
+        for name, value in model.named_parameters()
+        if name in wanted and value.requires_grad
+    )

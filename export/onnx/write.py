@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
+from protofleet.export.capture.ports import MAX_TABLE_BYTES
 from protofleet.export.capture.source import place_of
 from protofleet.export.onnx import alp, recurrent
 from protofleet.export.onnx.registry import shared_registry
@@ -38,6 +39,9 @@ from protofleet.export.onnx.registry import shared_registry
 OPSET = 18
 _ORIGIN = "pkg.torch.onnx.fx_node"
 _MAX_INITIALISER_BYTES = 65536
+_FLOATS = frozenset(
+    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16}
+)
 
 
 def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
@@ -301,7 +305,8 @@ def _set_shape(value: onnx.ValueInfoProto, port: Port) -> None:
 def _check(model: onnx.ModelProto, program: CapturedProgram) -> None:
     onnx.checker.check_model(model, full_check=False)
     for tensor in model.graph.initializer:
-        if tensor.ByteSize() > _MAX_INITIALISER_BYTES:
+        floats = tensor.data_type in _FLOATS
+        if tensor.ByteSize() > (_MAX_INITIALISER_BYTES if floats else 2 * MAX_TABLE_BYTES):
             raise ExportError(
                 f"initialiser '{tensor.name}' of shape {list(tensor.dims)}: expected no constant "
                 f"above {_MAX_INITIALISER_BYTES} bytes: register it as a persistent buffer"

@@ -16,6 +16,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from protofleet.errors import ExportError
+from protofleet.export.capture.ports import MAX_TABLE_BYTES
 
 Shape = tuple[int, ...]
 
@@ -137,9 +138,10 @@ class Graph:
             ExportError: it is as large as a weight.
         """
         array = np.ascontiguousarray(content, dtype)
-        if array.nbytes > MAX_CONSTANT_BYTES:
+        most = MAX_CONSTANT_BYTES if array.dtype.kind == "f" else 2 * MAX_TABLE_BYTES
+        if array.nbytes > most:
             raise ExportError(
-                f"constant of shape {array.shape}: expected at most {MAX_CONSTANT_BYTES} bytes, "
+                f"constant of shape {array.shape}: expected at most {most} bytes, "
                 f"got {array.nbytes}"
             )
         key = ("constant", np.shape(content), array.dtype, array.tobytes())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import nn
+from torch import Tensor, nn
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
@@ -253,3 +253,75 @@ def _key_file(path: Path) -> Path:
 
     keys.load_or_create_signing_key(path)
     return path
+
+
+class _Tied(nn.Module):
+    """The encoder's weight again, transposed, by another name of the same module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(5, 4), nn.Linear(5, 3)
+        self.again = self.encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.encoder(x))
+        back = z @ self.again.weight
+        return self.head(torch.cat([z, (back - x).square().mean(1, keepdim=True)], 1))
+
+
+class _Shuffled(nn.Module):
+    """Columns in an order of whole numbers, above what a constant of other numbers may hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.arange(9000).flip(0))
+        self.head = nn.Linear(9000, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x[:, self.order])
+
+
+class _Clamped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.clamp(0, 0.5))
+
+
+def _biases_alone() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    for name, value in model.named_parameters():
+        value.requires_grad_(name.endswith("bias"))
+    return model
+
+
+def _frozen_head() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[2].requires_grad_(requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "features", "params", "head"),
+    [
+        (_Tied(), 5, {"encoder.weight", "encoder.bias", "head.weight", "head.bias"}, 2),
+        (_Shuffled(), 9000, {"head.weight", "head.bias"}, 2),
+        (_Clamped(), 5, {"head.weight", "head.bias"}, 2),
+        (_biases_alone(), 5, {"0.bias", "2.bias"}, 1),
+        (_frozen_head(), 5, {"0.weight", "0.bias"}, 0),
+    ],
+    ids=["tied weights", "a table of rows", "bounds of two kinds", "biases alone", "frozen head"],
+)
+def test_a_model_as_people_write_it_is_exported_whole(
+    model: nn.Module, features: int, params: set[str], head: int, tmp_path: Path
+) -> None:
+    """In both formats, each compared with PyTorch; and it is as it was."""
+    before = dict(model.named_parameters())
+    report = export_bundle(model, _spec((features,), 3), out=tmp_path / "a.pfb", key=_KEY)
+    assert not report.left_out
+    manifest = Bundle.open(tmp_path / "a.pfb", any_signer=True).manifest
+    assert {one.name for one in manifest.params} == params
+    assert len(manifest.head) == head
+    assert all(value is before[name] for name, value in model.named_parameters())

@@ -58,6 +58,17 @@ class _TwoInputs(nn.Module):
         return self.inner(x) * lengths * scale
 
 
+class _TwoHeads(nn.Module):
+    """A second one that helps training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.helper = _linear(), _linear()
+
+    def forward(self, x):
+        return (self.head(x), self.helper(x)) if self.training else self.head(x)
+
+
 @dataclass
 class _Output:
     hidden: Tensor
@@ -100,6 +111,7 @@ def _unusable(value):
         (_Returns(lambda y: _ModelOutput(logits=y)), r"returns a _ModelOutput with logits"),
         (_Returns(lambda y: _Output(y, y)), r"_Output with hidden, logits.*self.model\(x\).logits"),
         (_Returns(lambda _: None), "returns NoneType, expected a tensor"),
+        (_TwoHeads(), r"test_checks.py:\d+: in training mode it returns a tuple of 2.*both modes"),
         (_Returns(lambda y: y.argmax(1)), "returns torch.int64.*no argmax"),
         (_Returns(lambda y: y[:, 0]), r"returns \(2,\) for 2 examples, expected \(2, classes\)"),
         (_Returns(lambda y: y[:, None]), r"returns \(2, 1, 3\).*pool the other axes"),
