@@ -112,6 +112,7 @@ def check_model(
         )
     _check_trained_output(model, x, expected)
     _check_written(model, x)
+    _check_repeatable(model, x)
     check_independent(model, x)
     return output
 
@@ -132,6 +133,66 @@ def _check_trained_output(model: nn.Module, x: Tensor, expected: ExpectedOutput)
         f"{_forward_of(model)}: in training mode it {told}, as without it; return what the classes "
         "are told by in both modes, and leave a head that only helps training out of forward"
     )
+
+
+def _check_repeatable(model: nn.Module, x: Tensor) -> None:
+    """Raise InputError where a call in training mode depends on the calls before it, or on luck.
+
+    Torch's own random numbers are the same in each; a program has those as inputs, and no others.
+    """
+    own = torch.Generator().manual_seed(0)
+    examples = torch.rand(x.shape, generator=own) if x.is_floating_point() else x
+    try:
+        first, again = (_trained_once(model, examples) for _ in range(2))
+    except Exception:  # noqa: BLE001 - whatever the user's code raises
+        return
+    if not _alike(first.output, again.output):
+        raise InputError(
+            f"{_unlike_itself(model, examples)}: gives something else at each call in training mode, though "
+            "torch draws the same numbers: draw with torch and not with random or numpy, and count "
+            "calls in a persistent float32 buffer and not in an attribute"
+        )
+    kept = model.state_dict(keep_vars=True).keys()
+    for name in sorted(first.written):
+        value = first.buffers[name]
+        if name in kept and value.dtype == torch.float32:
+            continue
+        later = _trained_once(model, examples, {name: value})
+        if not _alike(first.output, later.output):
+            raise InputError(
+                f"buffer '{name}': training writes it and depends on it, but it is a constant of "
+                f"the program, being {'not persistent' if name not in kept else value.dtype}; "
+                "register it as a persistent float32 buffer"
+            )
+
+
+def _unlike_itself(model: nn.Module, x: Tensor) -> str:
+    """The innermost module whose outputs differ first between two calls in training mode."""
+    calls: list[list[tuple[str, nn.Module, object]]] = []
+    for _ in range(2):
+        seen: list[tuple[str, nn.Module, object]] = []
+        hooks = [
+            module.register_forward_hook(
+                lambda module, _args, out, path=path, seen=seen: seen.append((path, module, out))
+            )
+            for path, module in model.named_modules()
+        ]
+        try:
+            _trained_once(model, x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        calls.append(seen)
+    for (path, module, one), (_, _, other) in zip(*calls, strict=False):
+        if not _alike(one, other):
+            return _forward_of(module) if not path else labelled(path, module)
+    return _forward_of(model)
+
+
+def _alike(one: object, other: object) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return True
+    return torch.allclose(one, other, rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 def _check_written(model: nn.Module, x: Tensor) -> None:
@@ -377,6 +438,10 @@ def _trains_on(model: nn.Module, x: Tensor) -> bool:
     )
 
 
+_SAME = 1e-4
+"""Of outputs, as threads may add numbers in another order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainedOnce:
     """What a forward pass in training mode gave and left.
@@ -392,8 +457,12 @@ class _TrainedOnce:
     written: frozenset[str]
 
 
-def _trained_once(model: nn.Module, x: Tensor) -> _TrainedOnce:
+def _trained_once(
+    model: nn.Module, x: Tensor, changed: Mapping[str, Tensor] | None = None
+) -> _TrainedOnce:
+    """A forward pass in training mode, with some buffers changed; the model stays as it is."""
     given = {name: value.clone() for name, value in model.named_buffers()}
+    given |= {name: value.clone() for name, value in (changed or {}).items()}
     buffers = dict(given)
     quiet = warnings.catch_warnings(action="ignore")
     with quiet, _mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -69,6 +70,27 @@ class _TwoHeads(nn.Module):
         return (self.head(x), self.helper(x)) if self.training else self.head(x)
 
 
+class _Lucky(nn.Module):
+    """Noise that torch does not know of."""
+
+    def forward(self, x):
+        return x * random.random() if self.training else x
+
+
+class _Counting(nn.Module):
+    """Warms up by a count that is a constant."""
+
+    def __init__(self, dtype=torch.int64):
+        super().__init__()
+        self.inner = _linear()
+        self.register_buffer("steps", torch.zeros((), dtype=dtype))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        return self.inner(x) * (self.steps / 4).clamp(max=1)
+
+
 @dataclass
 class _Output:
     hidden: Tensor
@@ -111,6 +133,14 @@ def _unusable(value):
         (_Returns(lambda y: _ModelOutput(logits=y)), r"returns a _ModelOutput with logits"),
         (_Returns(lambda y: _Output(y, y)), r"_Output with hidden, logits.*self.model\(x\).logits"),
         (_Returns(lambda _: None), "returns NoneType, expected a tensor"),
+        (
+            nn.Sequential(nn.ReLU(), _Lucky(), _linear()),
+            r"module '1' \(.*_Lucky\): gives something else at each call.*not with random or numpy",
+        ),
+        (
+            _Counting(),
+            "buffer 'steps': training writes it and depends on it.*int64; register",
+        ),
         (_TwoHeads(), r"test_checks.py:\d+: in training mode it returns a tuple of 2.*both modes"),
         (_Returns(lambda y: y.argmax(1)), "returns torch.int64.*no argmax"),
         (_Returns(lambda y: y[:, 0]), r"returns \(2,\) for 2 examples, expected \(2, classes\)"),
@@ -133,6 +163,12 @@ def test_what_cannot_work_is_told_with_the_remedy(model, said):
     with pytest.raises(InputError, match=said) as told:
         check_model(model, _X, _CLASSES)
     assert "\n" not in str(told.value)
+
+
+def test_a_count_that_travels_is_taken():
+    model = _Counting(torch.float32)
+    check_model(model, _X, _CLASSES)
+    assert model.steps == 0
 
 
 def test_a_wrong_shape_names_the_module_and_the_user_s_line():
