@@ -27,7 +27,6 @@ from protofleet.federation.outcomes.trouble import Trouble, troubles
 from protofleet.federation.records import (
     DeviceDetails,
     DeviceRecord,
-    EvaluationRecord,
     FleetDetails,
     RoundBytes,
     RunRecord,

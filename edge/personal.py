@@ -17,8 +17,8 @@ from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_sca
 from protofleet.edge.data.examples import Examples
 from protofleet.edge.learning.meter import Meter, measure_windows
 from protofleet.edge.learning.training import EVALUATION_BATCH, Learner, LocalData, check_data
-from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
 from protofleet.edge.owner.policy import POLICY_FILE, Use, read_policy
+from protofleet.edge.predictions import Predictions, PredictionScores, score_predictions
 from protofleet.edge.state.journal import JOURNAL, Journal, PersonalState, bundle_path, read_journal
 from protofleet.edge.state.store import load_state, read_in_use
 from protofleet.edge.state.stores import only_store
@@ -381,9 +381,7 @@ def _in_use(folder: Path, given: Bundle | None, use: Use) -> tuple[StoreSource, 
         strategy = build(personal.strategy, personal.settings, bundle.model())
         served, reason = _served(personal.state.evidence, wanted, pinned=wanted != use)
         own = served != "bundle"
-        source = StoreSource(
-            folder=folder, given=given, personal=personal, use=use, wanted=wanted
-        )
+        source = StoreSource(folder=folder, given=given, personal=personal, use=use, wanted=wanted)
         return source, OpenedModel(
             bundle=bundle,
             network=strategy.client_model(state) if own else bundle.model().network,

@@ -148,9 +148,9 @@ def _check_repeatable(model: nn.Module, x: Tensor) -> None:
         return
     if not _alike(first.output, again.output):
         raise InputError(
-            f"{_unlike_itself(model, examples)}: gives something else at each call in training mode, though "
-            "torch draws the same numbers: draw with torch and not with random or numpy, and count "
-            "calls in a persistent float32 buffer and not in an attribute"
+            f"{_unlike_itself(model, examples)}: gives something else at each call in training "
+            "mode, though torch draws the same numbers: draw with torch and not with random or "
+            "numpy, and count calls in a persistent float32 buffer and not in an attribute"
         )
     kept = model.state_dict(keep_vars=True).keys()
     for name in sorted(first.written):

@@ -33,7 +33,5 @@ class DeviceTroubles:
         self._known.add((device_id, what))
         trouble = of_devices(what, (device_id,))
         self._sink(
-            events.DeviceTrouble(
-                device_id=device_id, what=trouble.what, remedy=trouble.remedy
-            )
+            events.DeviceTrouble(device_id=device_id, what=trouble.what, remedy=trouble.remedy)
         )

@@ -184,7 +184,7 @@ class Columns:
     gravity: Gravity | None = None
 
 
-def columns_of(
+def columns_of(  # noqa: PLR0913 - what is known of a table, each by its name
     header: Sequence[str],
     manifest: Manifest,
     where: str,
@@ -270,9 +270,7 @@ def channels_in(header: Sequence[str], channels: Sequence[str], named: str) -> t
     return tuple(one for one in channels if one in header or one in meant)
 
 
-def _meant(
-    header: Sequence[str], channels: Sequence[str], named: str
-) -> Iterable[tuple[str, str]]:
+def _meant(header: Sequence[str], channels: Sequence[str], named: str) -> Iterable[tuple[str, str]]:
     """Columns and the channels that they mean, where each is meant by one."""
     words = {name: _words(_without_unit(name)) for name in header if len(name) <= _MOST_LETTERS}
     of = sensors_in(named)
@@ -317,9 +315,7 @@ def _factors(
     return found
 
 
-def _gravity(
-    header: Sequence[str], meant: Mapping[str, str], manifest: Manifest
-) -> Gravity | None:
+def _gravity(header: Sequence[str], meant: Mapping[str, str], manifest: Manifest) -> Gravity | None:
     """Accelerations with gravity of which neither name nor bundle leaves open what they are."""
     inputs, quantity = manifest.preprocessing, _QUANTITIES[-1]
     channels = tuple(one for one in inputs.channels if _quantity_of(one) is quantity)

@@ -178,5 +178,8 @@ class _Turns:
         self.numbers = np.floor((self._times - begin) / _TURN_S)
 
     def of(self, turn: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        first, after = np.searchsorted(self.numbers, turn, "left"), np.searchsorted(self.numbers, turn, "right")
+        first, after = (
+            np.searchsorted(self.numbers, turn, "left"),
+            np.searchsorted(self.numbers, turn, "right"),
+        )
         return self._times[first:after], self._values[first:after]

@@ -17,6 +17,7 @@ from protofleet.edge.data.sensor_tables import SensorTables, sensor_tables, with
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
+
 @dataclass(slots=True, kw_only=True)
 class Found:
     """What was found in a table.

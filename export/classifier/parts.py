@@ -267,7 +267,5 @@ def _in_order(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
     """Those that train: what is frozen stays in the bundle, and is no part of a head."""
     wanted = set(names)
     return tuple(
-        name
-        for name, value in model.named_parameters()
-        if name in wanted and value.requires_grad
+        name for name, value in model.named_parameters() if name in wanted and value.requires_grad
     )

@@ -39,9 +39,7 @@ from protofleet.export.onnx.registry import shared_registry
 OPSET = 18
 _ORIGIN = "pkg.torch.onnx.fx_node"
 _MAX_INITIALISER_BYTES = 65536
-_FLOATS = frozenset(
-    {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16}
-)
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 
 def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
