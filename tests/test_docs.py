@@ -55,6 +55,7 @@ _ELSEWHERE = {
     "fleet run": "serves until the federation is over: tests/firmware_sim",
     "hub": "serves until it is stopped: tests/hub/test_run.py",
     "kernels warm": "minutes: tests/kernels/test_warm.py",
+    "new": "asks at a terminal: tests/starter/test_new.py",
     "load": "minutes: tests/benchmarks/test_load.py",
     "pretrain": "seconds of PyTorch: tests/test_readme.py",
 }

@@ -75,7 +75,14 @@ def _fill(folder, kind):
 
 
 @pytest.mark.slow(seconds=12)
-@pytest.mark.parametrize("kind", list(_KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "windows",
+        "numbers",
+        *(pytest.param(kind, marks=pytest.mark.full_size) for kind in ("images", "table", "texts")),
+    ],
+)
 def test_its_first_commands_run_as_they_are_written(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert _new("mine", *_KINDS[kind], "--yes").exit_code == 0

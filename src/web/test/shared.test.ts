@@ -79,6 +79,8 @@ const OTHER_CHANNELS = ["LEASE", "DOWN_BUNDLE", "SHARED_CHUNK"];
 const NOT_HERE: Readonly<Record<string, readonly string[]>> = {
   need: ["listening"],
   heartbeat: ["log"],
+  presence: ["doubts"],
+  task: ["baseline"],
 };
 
 describe("shared with Python", () => {
