@@ -14,7 +14,14 @@ _STRATEGY = """
 [strategy]
 name = "{0}"
 settings = {{epochs = 3, optimiser = {{kind = "adam", lr = 0.05}}}}
+
+[round]
+quorum = 1.0
+
+[liveness]
+grace_s = 600.0
 """
+"""A round waits for a killed device, however slow its next start is: all have as many rounds."""
 
 
 def _run(federation, name, *, baseline):
