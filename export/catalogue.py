@@ -56,7 +56,7 @@ def _residual(shape: Shape) -> dict[str, Any]:
 
 
 def _windows(shape: Shape) -> dict[str, Any]:
-    if len(shape) != len(("steps", "channels")):
+    if len(shape) != 2:
         raise InputError("expected windows (steps, channels), such as 128,6")
     return {"steps": shape[0], "channels": shape[1]}
 
@@ -88,6 +88,7 @@ class RegisteredModel:
         factory: ``module:function`` or class, in ``export.models``.
         config: the settings record of that module that the factory passes its keywords on to.
         sizes: settings that an example's shape says; InputError: it takes no such examples.
+        takes_tokens: its examples are numbers of words, of which it has ``vocabulary``.
         input_shape: of one example with the default settings.
         parity_shape: of one example in ``protofleet bench parity``; None: the default.
         parity_settings: there.
@@ -97,6 +98,7 @@ class RegisteredModel:
     input_shape: tuple[int, ...]
     config: str = ""
     sizes: Callable[[Shape], dict[str, Any]] = _nothing
+    takes_tokens: bool = False
     parity_shape: tuple[int, ...] | None = None
     parity_settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,6 +114,7 @@ MODELS: Mapping[str, RegisteredModel] = {
     "fasttext": RegisteredModel(
         factory="fasttext:FastText",
         input_shape=(200,),
+        takes_tokens=True,
         parity_shape=(64,),
         parity_settings={"vocabulary": 2000},
     ),
@@ -183,7 +186,7 @@ def sizes_of(spec: str, shape: Shape, *, tokens: int | None = None) -> dict[str,
     except InputError as error:
         got = ",".join(map(str, shape))
         raise InputError(f"model '{spec}': {error}; the examples are of shape {got}") from error
-    return {"vocabulary": tokens, **found} if spec == "fasttext" and tokens else found
+    return {"vocabulary": tokens, **found} if known.takes_tokens and tokens else found
 
 
 def model_names() -> str:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,14 +24,14 @@ from protofleet.export.capture.ports import holds_infinity
 from protofleet.export.independence import check_independent
 from protofleet.export.places import (
     ModuleStack,
-    at_line,
     first_line,
-    is_users,
+    forward_of,
     labelled,
     line_here,
     line_of,
     runs_models,
 )
+from protofleet.export.training_mode import check_repeatable, mode_of, trained_once
 from protofleet.printable import printable
 from protofleet.tensors import TaskName
 from protofleet.tensors.blobs import MAX_NAME_CHARS
@@ -110,89 +107,17 @@ def check_model(
             f"before it and does that itself; with both, gradients nearly vanish: leave {end.name} "
             "out (--allow-probabilities trains it as it is)"
         )
-    _check_trained_output(model, x, expected)
+    trained = check_repeatable(model, x)
+    if trained is not None and not isinstance(trained, Tensor):
+        told, *_ = _unwrap(trained, expected).split("; wrap")
+        raise InputError(
+            f"{forward_of(model)}: in training mode it {told}, as without it; return what the "
+            "classes are told by in both modes, and leave a head that only helps training out of "
+            "forward"
+        )
     _check_written(model, x)
-    _check_repeatable(model, x)
     check_independent(model, x)
     return output
-
-
-def _check_trained_output(model: nn.Module, x: Tensor, expected: ExpectedOutput) -> None:
-    """Raise InputError where a model gives something else in training mode, as for a second head.
-
-    One that does not run on such examples there is the capture's to tell.
-    """
-    try:
-        output = _trained_once(model, x).output
-    except Exception:  # noqa: BLE001 - whatever the user's code raises
-        return
-    if isinstance(output, Tensor):
-        return
-    told, *_ = _unwrap(output, expected).split("; wrap")
-    raise InputError(
-        f"{_forward_of(model)}: in training mode it {told}, as without it; return what the classes "
-        "are told by in both modes, and leave a head that only helps training out of forward"
-    )
-
-
-def _check_repeatable(model: nn.Module, x: Tensor) -> None:
-    """Raise InputError where a call in training mode depends on the calls before it, or on luck.
-
-    Torch's own random numbers are the same in each; a program has those as inputs, and no others.
-    """
-    own = torch.Generator().manual_seed(0)
-    examples = torch.rand(x.shape, generator=own) if x.is_floating_point() else x
-    try:
-        first, again = (_trained_once(model, examples) for _ in range(2))
-    except Exception:  # noqa: BLE001 - whatever the user's code raises
-        return
-    if not _alike(first.output, again.output):
-        raise InputError(
-            f"{_unlike_itself(model, examples)}: gives something else at each call in training "
-            "mode, though torch draws the same numbers: draw with torch and not with random or "
-            "numpy, and count calls in a persistent float32 buffer and not in an attribute"
-        )
-    kept = model.state_dict(keep_vars=True).keys()
-    for name in sorted(first.written):
-        value = first.buffers[name]
-        if name in kept and value.dtype == torch.float32:
-            continue
-        later = _trained_once(model, examples, {name: value})
-        if not _alike(first.output, later.output):
-            raise InputError(
-                f"buffer '{name}': training writes it and depends on it, but it is a constant of "
-                f"the program, being {'not persistent' if name not in kept else value.dtype}; "
-                "register it as a persistent float32 buffer"
-            )
-
-
-def _unlike_itself(model: nn.Module, x: Tensor) -> str:
-    """The innermost module whose outputs differ first between two calls in training mode."""
-    calls: list[list[tuple[str, nn.Module, object]]] = []
-    for _ in range(2):
-        seen: list[tuple[str, nn.Module, object]] = []
-        hooks = [
-            module.register_forward_hook(
-                lambda module, _args, out, path=path, seen=seen: seen.append((path, module, out))
-            )
-            for path, module in model.named_modules()
-        ]
-        try:
-            _trained_once(model, x)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        calls.append(seen)
-    for (path, module, one), (_, _, other) in zip(*calls, strict=False):
-        if not _alike(one, other):
-            return _forward_of(module) if not path else labelled(path, module)
-    return _forward_of(model)
-
-
-def _alike(one: object, other: object) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return True
-    return torch.allclose(one, other, rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 def _check_written(model: nn.Module, x: Tensor) -> None:
@@ -202,7 +127,7 @@ def _check_written(model: nn.Module, x: Tensor) -> None:
     constant = {name for name, value in buffers if name in kept and holds_infinity(value)}
     if not constant:
         return
-    for name in sorted(constant & _trained_once(model, x).written):
+    for name in sorted(constant & trained_once(model, x).written):
         raise InputError(
             f"buffer '{name}': holds infinite values, and training writes it: what training writes "
             "travels and must be finite; start it with finite numbers (a mask: -1e9), or do not "
@@ -311,14 +236,14 @@ def run_example(
     _check_signature(model)
     output, squashed = _run(model, x)
     if not isinstance(output, Tensor):
-        raise InputError(f"{_forward_of(model)}: {_unwrap(output, expected)}")
+        raise InputError(f"{forward_of(model)}: {_unwrap(output, expected)}")
     return output, squashed.get(id(output))
 
 
 @runs_models
 def _run(model: nn.Module, x: Tensor) -> tuple[Any, dict[int, SquashedEnd]]:
     ends = _Ends(model)
-    with _mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with mode_of(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             with ends.stack.following(), ends, TensorsOnly():
                 return model(x), ends.squashed
@@ -344,7 +269,7 @@ def _check_signature(model: nn.Module) -> None:
     ]
     if len(needed) > 1:
         raise InputError(
-            f"{_forward_of(model)}: takes {len(needed)} inputs, {', '.join(needed)}, but a program "
+            f"{forward_of(model)}: takes {len(needed)} inputs, {', '.join(needed)}, but a program "
             "has one, x (n, …): join them along an axis and split x in forward, or wrap the model "
             "in a module whose forward(self, x) makes the others"
         )
@@ -375,7 +300,7 @@ def _unwrap(output: object, expected: ExpectedOutput) -> str:
 
 def check_output(model: nn.Module, output: Tensor, examples: int, expected: ExpectedOutput) -> None:
     """Raise InputError unless the output for so many examples is what the task wants."""
-    where, got = _forward_of(model), tuple(output.shape)
+    where, got = forward_of(model), tuple(output.shape)
     if not output.is_floating_point():
         raise InputError(
             f"{where}: returns {output.dtype}, expected float32 {expected.values[0]}, no argmax"
@@ -425,7 +350,7 @@ def smallest_batch(model: nn.Module, x: Tensor) -> int:
 
 def _trains_on(model: nn.Module, x: Tensor) -> bool:
     try:
-        done = _trained_once(model, x)
+        done = trained_once(model, x)
     except Exception:  # noqa: BLE001 - whatever the user's code raises
         return False
     before = dict(model.named_buffers())
@@ -436,50 +361,6 @@ def _trains_on(model: nn.Module, x: Tensor) -> bool:
         for value, old in pairs
         if value.is_floating_point()
     )
-
-
-_SAME = 1e-4
-"""Of outputs, as threads may add numbers in another order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainedOnce:
-    """What a forward pass in training mode gave and left.
-
-    Attributes:
-        output: the model's.
-        buffers: by name.
-        written: names of those that it wrote, be it the same values.
-    """
-
-    output: object
-    buffers: Mapping[str, Tensor]
-    written: frozenset[str]
-
-
-def _trained_once(
-    model: nn.Module, x: Tensor, changed: Mapping[str, Tensor] | None = None
-) -> _TrainedOnce:
-    """A forward pass in training mode, with some buffers changed; the model stays as it is."""
-    given = {name: value.clone() for name, value in model.named_buffers()}
-    given |= {name: value.clone() for name, value in (changed or {}).items()}
-    buffers = dict(given)
-    quiet = warnings.catch_warnings(action="ignore")
-    with quiet, _mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        output = functional_call(model, buffers, (x,))
-    written = (n for n, v in buffers.items() if v is not given[n] or v._version)  # noqa: SLF001 - no public way to ask
-    return _TrainedOnce(output=output, buffers=buffers, written=frozenset(written))
-
-
-@contextmanager
-def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    before = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode
 
 
 class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -533,12 +414,3 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, result: Tensor, end: SquashedEnd) -> None:
         self._kept.append(result)
         self.squashed[id(result)] = end
-
-
-def _forward_of(model: nn.Module) -> str:
-    """The model and where its forward is written."""
-    try:
-        file, line = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)[1]
-    except (OSError, TypeError):
-        return labelled("", model)
-    return at_line(labelled("", model), f"{file}:{line}" if file and is_users(file) else "")

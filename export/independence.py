@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from protofleet.errors import InputError
 from protofleet.export.capture.noise import Distribution, explicit_noise
 from protofleet.export.classifier.calls import evaluation
+from protofleet.export.functional import call_with
 from protofleet.export.places import ModuleStack, line_here, runs_models
 
 _EXAMPLES = 2
@@ -210,7 +210,7 @@ def _output(model: nn.Module, x: Tensor, results: _Results | None = None) -> Ten
         if results is not None:
             kept.enter_context(results.stack.following())
             kept.enter_context(results)
-        output: Tensor = functional_call(model, buffers, (x.clone(),))
+        output: Tensor = call_with(model, buffers, x.clone())
     return output
 
 

@@ -83,6 +83,15 @@ def at_line(what: str, line: str) -> str:
     return f"{what}, {line}" if line else what
 
 
+def forward_of(model: nn.Module) -> str:
+    """The model and where its forward is written."""
+    try:
+        file, line = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)[1]
+    except (OSError, TypeError):
+        return labelled("", model)
+    return at_line(labelled("", model), f"{file}:{line}" if file and is_users(file) else "")
+
+
 class ModuleStack:
     """Which modules of a model are running, from the outermost to the innermost.
 

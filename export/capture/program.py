@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
@@ -23,6 +22,7 @@ from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace
 from protofleet.export.classifier import ClassifierView, Parts, find_parts
+from protofleet.export.functional import call_with
 from protofleet.export.objectives import Inputs, Objective
 
 
@@ -144,24 +144,13 @@ def capture(  # noqa: PLR0913 - options by keyword
 @contextlib.contextmanager
 def _restored(model: nn.Module) -> Iterator[None]:
     """Give every module its attributes back: some keep what they compute, here without data."""
-    before = [
-        (module, {name: _copied(value) for name, value in vars(module).items()})
-        for module in model.modules()
-    ]
+    before = [(module, dict(vars(module))) for module in model.modules()]
     try:
         yield
     finally:
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
-
-
-def _copied(value: object) -> object:
-    """A module's own tables, such as that of its parameters, which ``functional_call`` writes.
-
-    Of a parameter that a module has under two names it does not put the first one back.
-    """
-    return dict(value) if type(value) is dict else value
 
 
 def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inputs]:
@@ -224,7 +213,7 @@ def _refuse_noise(result: Trace) -> None:
 
 
 class _Joint(nn.Module):
-    """Model and objective as one module, for ``functional_call``."""
+    """Model and objective as one module, for ``call_with``."""
 
     def __init__(self, model: nn.Module, goal: _Goal) -> None:
         super().__init__()
@@ -259,7 +248,7 @@ class _Pure:
             return tuple(outputs.values())
         for value in params.values():
             value.requires_grad_()
-        # functional_call writes re-assigned buffers back into the very mapping it was given.
+        # call_with writes re-assigned buffers back into the very mapping it was given.
         named = params | others
         loss, outputs = self._forward(named, batch)
         if loss is None or loss.dim() != 0:
@@ -288,7 +277,7 @@ class _Pure:
         self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         with ProgramFunctions(), symbolic_lengths(self.joint.model):
-            loss, outputs = functional_call(self.joint, tensors, (batch,))
+            loss, outputs = call_with(self.joint, tensors, batch)
         self.output_keys = tuple(outputs)
         return loss, outputs
 

@@ -198,6 +198,17 @@ def test_what_works_is_left_as_it_was(model):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_module_under_two_names_is_left_as_it_was():
+    norm = nn.BatchNorm1d(5)
+    model = nn.Sequential(norm, norm, _linear())
+    tensors = dict(model.named_buffers())
+    before = {name: value.clone() for name, value in tensors.items()}
+    check_model(model, _X, _CLASSES)
+    after = dict(model.named_buffers())
+    assert all(after[name] is value for name, value in tensors.items())
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
 def test_probabilities_are_taken_where_they_are_allowed_or_asked_for():
     model = nn.Sequential(_linear(), nn.Sigmoid())
     check_model(model, _X, _CLASSES, allow_probabilities=True)
