@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,9 +73,10 @@ class AnnotationTable:
         unit_s, since_s = self._clock(times, sensors, where)
         found: Marks = []
         for row, time in zip(rows, times.tolist(), strict=True):
-            label = labels.index(row.cells[self._text], row.line)
+            label = labels.index(_cell(row, self._text), row.line)
             found.append((since_s + unit_s * time, label))
-            if self._end is not None:
+            # Of what nobody ended the next mark is the end.
+            if self._end is not None and _cell(row, self._end):
                 end_s = since_s + unit_s * self._when(row, self._end, where)
                 found.append((end_s, NO_LABEL))
         # Where one ends and the next begins at once, it is the next.
@@ -117,13 +119,19 @@ class AnnotationTable:
 
     @staticmethod
     def _when(row: Row, column: int, where: str) -> float:
-        text = row.cells[column].strip() if column < len(row.cells) else ""
+        text = _cell(row, column)
         try:
-            return to_time(text)
-        except (ValueError, OverflowError) as error:
-            raise InputError(
-                f"{where}, line {row.line}: expected a time, got '{text[:40]}'"
-            ) from error
+            time = to_time(text)
+        except (ValueError, OverflowError):
+            time = math.nan
+        if not math.isfinite(time):
+            raise InputError(f"{where}, line {row.line}: expected a time, got '{text[:40]}'")
+        return time
+
+
+def _cell(row: Row, column: int) -> str:
+    """What a row has there; '' where it ends before."""
+    return row.cells[column].strip() if column < len(row.cells) else ""
 
 
 def _places(header: Sequence[str], wanted: Sequence[str]) -> list[int]:

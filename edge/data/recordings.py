@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -154,8 +153,10 @@ def _marked(
 
 def _recordings(files: Sequence[RecordingFile], manifest: Manifest) -> Iterator[_Recording]:
     """Each table by itself, but for those that sensors of one recording have."""
-    for folder, group in groupby(files, key=lambda one: one.folder):
-        tables = list(group)
+    folders: dict[str, list[RecordingFile]] = {}
+    for file in files:  # those of a folder may have another folder's between them
+        folders.setdefault(file.folder, []).append(file)
+    for folder, tables in folders.items():
         joined = sensor_tables(folder, tables, manifest) if folder and len(tables) > 1 else None
         if joined is None:
             yield from map(_Table, tables)

@@ -144,6 +144,16 @@ def test_sensors_with_a_table_each_are_one_recording(tmp_path, both, caplog):
     assert "'x' is gyro_x" in caplog.text
 
 
+def test_another_folder_between_its_tables_leaves_a_recording_whole(tmp_path, both):
+    for name in ("Accelerometer", "Gyroscope"):
+        (tmp_path / f"{name}.csv").write_text(_table("time_s,x,y,z"))
+    (tmp_path / "Camera").mkdir()
+    (tmp_path / "Camera" / "frames.csv").write_text("time_s,frame\n0,1\n")
+    blocks, _, found = _read([tmp_path], both)
+    assert blocks
+    assert [bool(one.refused) for one in found] == [False, True]
+
+
 def test_a_gyroscope_s_file_has_no_accelerations(tmp_path, manifest):
     table = tmp_path / "Gyroscope.csv"
     table.write_text(_table("time_s,x,y,z"))
@@ -161,6 +171,10 @@ def test_a_gyroscope_s_file_has_no_accelerations(tmp_path, manifest):
         ("onset_s,event\n1000,still\n", "expected times of the samples' clock, 0.0 to 39.9 s"),
         ("time_s,event\n1000,still\n", "expected times of the samples' clock, 0.0 to 39.9 s"),
         ("time,text\nnoon,still\n", "line 2: expected a time, got 'noon'"),
+        ("time,text\n0,still\n,walk\n", "line 3: expected a time, got ''"),
+        ("time,text\n0,still\ninf,walk\n", "line 3: expected a time, got 'inf'"),
+        ("time,text\n0,still\n20\n", {0, -1}),
+        ("start_s,end_s,label\n0,,still\n20,,walk\n", {0, 1, -1}),
     ],
 )
 def test_marks_of_a_person_label_windows(tmp_path, manifest, marks, said):
