@@ -157,4 +157,11 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert _new("mine", "--yes").exit_code == 0
     with pytest.raises(InputError, match="'mine': is there and not empty; choose another name"):
-        _new("mine", "--yes")
+        _new("mine")  # before it asks
+
+
+def test_where_nobody_answers_the_options_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="nobody answers here; say it by its option"):
+        _new("mine", said="")
+    assert not list(tmp_path.iterdir())

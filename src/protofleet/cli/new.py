@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,10 +57,12 @@ def new(*, name: str, yes: bool, recordings: tuple[str, ...], **given: Any) -> N
     """
     from dataclasses import replace
 
-    from protofleet.starter.files import write_project
+    from protofleet.starter.files import check_new, write_project
     from protofleet.strategies import check_known
 
     check_known(given["strategy"])
+    folder = Path(name)
+    check_new(folder)  # before anything is asked
     project = Project(name=name, **_answers(given, ask=not yes))
     if recordings:
         if project.kind != "windows":
@@ -68,7 +71,6 @@ def new(*, name: str, yes: bool, recordings: tuple[str, ...], **given: Any) -> N
 
         mean, std = scale_of(recordings, project)
         project = replace(project, mean=mean, std=std)
-    folder = Path(name)
     for file in write_project(project, folder):
         click.echo(f"  {file}")
     click.echo(f"{folder}: {project.examples}; what comes next: {folder / 'README.md'}")
@@ -78,7 +80,17 @@ def _answers(given: dict[str, Any], *, ask: bool) -> dict[str, Any]:
     """What options say, else a person, else what is usual."""
 
     def answer(text: str, default: str) -> str:
-        return str(click.prompt(text, default=default)) if ask else default
+        if not ask:
+            return default
+        try:
+            return str(click.prompt(text, default=default))
+        except click.Abort as error:
+            if sys.stdin.isatty():
+                raise
+            click.echo(err=True)
+            raise InputError(
+                f"{text}: nobody answers here; say it by its option, or take '{default}' with --yes"
+            ) from error
 
     if not given["classes"] and not given["targets"]:
         given["classes"] = tuple(

@@ -76,6 +76,12 @@ _FOLDERS = "a folder of recordings for each owner, such as data/anna/walking.csv
 _FILES = "a file for each owner, such as data/anna.npz with x_train, y_train, x_test, y_test"
 
 
+def check_new(folder: Path) -> None:
+    """Raise InputError where a folder has files already."""
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"'{folder}': is there and not empty; choose another name")
+
+
 def write_project(project: Project, folder: Path) -> list[Path]:
     """Write a project's files.
 
@@ -89,8 +95,7 @@ def write_project(project: Project, folder: Path) -> list[Path]:
     Raises:
         InputError: the folder has files already.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"'{folder}': is there and not empty; choose another name")
+    check_new(folder)
     (folder / "data").mkdir(parents=True, exist_ok=True)
     texts = {
         "README.md": _readme(project),
