@@ -229,6 +229,10 @@ class LedgerReading:
         """Of a root; here there are none."""
         return ()
 
+    def reported_since(self, _round_id: int) -> Iterator[tuple[str, UpdateRecord]]:
+        """Of a root: what devices in cells have told in committed rounds behind one, in order."""
+        return iter(())
+
     def _meta(self, key: str) -> str | None:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
@@ -275,6 +279,16 @@ class RootReading(LedgerReading):
             f"SELECT DISTINCT device_id FROM ({_REPORTED}) WHERE {_REPORTED_IN} ORDER BY device_id"  # noqa: S608 - ours
         )
         return [device_id for (device_id,) in rows]
+
+    def reported_since(self, round_id: int) -> Iterator[tuple[str, UpdateRecord]]:
+        """What devices in cells have told in committed rounds behind one, by round."""
+        rows = self._db.execute(
+            f"SELECT device_id, record FROM ({_REPORTED}) WHERE {_REPORTED_IN} AND round_id > ?"  # noqa: S608 - ours
+            " ORDER BY round_id",
+            (round_id,),
+        )
+        for device_id, record in rows:
+            yield device_id, _to_record(record)
 
     def cells(self) -> tuple[CellRecord, ...]:
         """The cells that have reported, by name."""

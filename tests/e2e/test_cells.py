@@ -20,6 +20,7 @@ from protofleet.errors import InputError
 from protofleet.federation.cells import cell_config, root_store
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.federation.settings import AggregationSettings, CellSettings, CohortSettings
+from protofleet.hub.dashboard.reading import RunReader
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 
@@ -111,6 +112,10 @@ def test_updates_of_two_cells_give_clusters_early_end_and_final_fit_of_one_coord
     assert ours.early_end == theirs.early_end
     assert (ours.early_end.after, ours.early_end.why) == (3, "target")
     assert [one.id for one in ours.devices] == list(run.devices)
+    assert ours.outcome is not None
+    assert ours.outcome == theirs.outcome
+    assert ours.outcome.told == 4
+    assert RunReader("home", run.run_dir).read().outcome == ours.outcome.summary
 
 
 class _Keyed:

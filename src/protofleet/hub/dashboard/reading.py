@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from protofleet.coordinator.ledger import queries
 from protofleet.coordinator.ledger.control import OperatorOrder, is_served, read_order
 from protofleet.coordinator.ledger.device_rows import DeviceRows
 from protofleet.coordinator.ledger.reading import (
-    LedgerReading,
     RunAbout,
+    reading_of,
     to_calibration,
     to_early_end,
 )
@@ -208,6 +209,7 @@ class _LedgerReader:
         self.invited: set[str] = set()
         self.usage: dict[str, DeviceUsage] = {}
         self.outcome: Outcome | None = None
+        self._reported: dict[str, OwnerOutcome | None] = {}
         self.refused: dict[str, tuple[str, str]] = {}
         self.device_troubles: dict[str, tuple[str, ...]] = {}
         self.rollout: Rollout | None = None
@@ -260,9 +262,25 @@ class _LedgerReader:
 
     def _read_committed(self, db: sqlite3.Connection) -> None:
         last = self.committed[-1].round_id if self.committed else 0
-        self.committed += LedgerReading(db, self._run_dir).committed_since(last)
+        reading = reading_of(db, self._run_dir)
+        self.committed += reading.committed_since(last)
         if self.committed:
             self.task = self.committed[-1].scores.task
+        self._read_reported(reading.reported_since(last))
+
+    def _read_reported(self, records: Iterable[tuple[str, UpdateRecord]]) -> None:
+        """Of a root: its members are cells, and owners are those of the devices in them."""
+        latest: dict[str, UpdateRecord] = {}
+        starts: dict[str, StatisticRows] = {}
+        for name, record in records:
+            latest[name] = record
+            if record.evaluation.start is not None:
+                starts[name] = record.evaluation.start
+        for name, record in latest.items():
+            told = replace(record.evaluation, start=starts.get(name))
+            self._reported[name] = self._owner(self._reported.get(name), name, told)
+        if latest:
+            self._sum_up(self._reported.values())
 
     def _read_updates(self, db: sqlite3.Connection) -> None:
         latest: dict[str, tuple[int, str]] = {}
@@ -285,28 +303,31 @@ class _LedgerReader:
                 num_examples=record.num_examples,
                 loss=record.loss,
                 score=own_score(self.task, record.evaluation),
-                owner=self._owner(known, record.evaluation, starts.get(device_id)),
+                owner=self._owner(
+                    known.owner,
+                    device_id,
+                    replace(record.evaluation, start=_start(starts.get(device_id))),
+                ),
                 train_step_ms=median(record.costs.train_step_ms),
                 infer_ms=median(record.costs.infer_ms),
                 phases_s=dict(record.costs.phases_s),
                 backend=record.costs.backend_name,
                 usage=merged(known.usage, memory),
             )
-
         if latest:
-            owners = (one.owner for one in self.updates.values())
-            found = outcome_of(self.task, owners)
-            self.outcome = found and found.summary
+            self._sum_up(one.owner for one in self.updates.values())
+
+    def _sum_up(self, owners: Iterable[OwnerOutcome | None]) -> None:
+        found = outcome_of(self.task, owners)
+        self.outcome = self.outcome if found is None else found.summary
 
     def _owner(
-        self, known: DeviceView, told: EvaluationRecord, start: str | None
+        self, known: OwnerOutcome | None, name: str, told: EvaluationRecord
     ) -> OwnerOutcome | None:
-        if start is not None:
-            told = replace(told, start=msgspec.json.decode(start, type=StatisticRows))
         try:
-            return followed(known.owner, known.device_id, self.task, to_evaluation(told))
+            return followed(known, name, self.task, to_evaluation(told))
         except (IndexError, KeyError, ValueError, RefusedError):
-            return known.owner  # as in own_score
+            return known  # as in own_score
 
     def _read_current(self, db: sqlite3.Connection) -> None:
         latest = queries.latest_round(db)
@@ -347,6 +368,10 @@ class _LedgerReader:
             for one in self.committed
             for up, down in [paid.get(one.round_id, (0, 0))]
         ]
+
+
+def _start(text: str | None) -> StatisticRows | None:
+    return None if text is None else msgspec.json.decode(text, type=StatisticRows)
 
 
 def own_score(task: TaskName, evaluation: EvaluationRecord) -> float | None:
