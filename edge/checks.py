@@ -13,7 +13,8 @@ from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
 from protofleet.federation.coding import largest_blob
-from protofleet.strategies.types import Strategy, TensorForms
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import TensorForms
 from protofleet.wire.messages import Announcement, BundleOffer, Task, TransferOffer
 
 

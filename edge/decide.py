@@ -9,7 +9,7 @@ from protofleet.edge.state.journal import Journal
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.outcomes.alone import LOCAL
 from protofleet.federation.records import Sends
-from protofleet.strategies.types import Strategy
+from protofleet.strategies.strategy import Strategy
 from protofleet.wire.codecs import Codec
 from protofleet.wire.messages import Task, TransferOffer
 

@@ -11,7 +11,8 @@ from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.reading import RootReading
 from protofleet.coordinator.ledger.rows import THINNED, ArrivedUpdate
 from protofleet.federation.cells import GatheredRound, ReportHeader, gather, read_header
-from protofleet.strategies.types import Strategy, Updates
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import Updates
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS reported (

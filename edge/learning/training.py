@@ -31,6 +31,7 @@ from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
 from protofleet.strategies.scores import Statistics
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, LearningTask, defined
 from protofleet.strategies.training import Training, check_batch_sizes, uneven_batch
 from protofleet.strategies.types import (
@@ -42,7 +43,6 @@ from protofleet.strategies.types import (
     Payload,
     Score,
     Step,
-    Strategy,
     TrainTools,
     Update,
     View,

@@ -17,7 +17,7 @@ from protofleet.federation.client import (
     train_round,
 )
 from protofleet.federation.randomness import server_rng
-from protofleet.strategies.types import Strategy
+from protofleet.strategies.strategy import Strategy
 from protofleet.tensors import blobs
 
 

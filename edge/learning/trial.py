@@ -25,8 +25,9 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs
 from protofleet.strategies import build
 from protofleet.strategies.optimisers import LADDERS, Adam, OptimiserKind, Sgd
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import Training
-from protofleet.strategies.types import Payload, Strategy
+from protofleet.strategies.types import Payload
 from protofleet.tensors import Model
 
 Progress = Callable[[int, int], None]

@@ -11,27 +11,15 @@ keeps the whole: its own model is the one that it has trained.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    share_all,
-)
-from protofleet.strategies.common import parse_settings
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Update
-from protofleet.tensors import Model
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION, name="gentle", paper="none: an example", weighted_mean=False
-)
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.shared_model import SharedModel, SharedTraining
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Update
 
 
 class GentleSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,25 +28,25 @@ class GentleSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     share: Annotated[float, Meta(gt=0, le=1)] = 0.5
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """The strategy for one model; raises InputError for settings that are none."""
-    chosen = parse_settings("gentle", settings, GentleSettings)
-    return averaging(share_all(DESCRIPTION, chosen, model), client_update)
+class Gentle(SharedModel):
+    """FedAvg of points on the way."""
 
+    description = replace(
+        FedAvg.description, name="gentle", paper="none: an example", weighted_mean=False
+    )
+    settings: GentleSettings
 
-def client_update(
-    context: AveragingContext[GentleSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    """Train as FedAvg does, send a point on the way."""
-    state, update = fedavg.client_update(context, state, payload, tools)
-    share, sent = context.settings.share, payload.tensors
-    tensors = {
-        name: sent[name] + share * (value - sent[name]) for name, value in update.tensors.items()
-    }
-    return state, replace(update, tensors=tensors)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        """Train as FedAvg does, send a point on the way."""
+        state, update = super().client_update(state, payload, tools)
+        share, sent = self.settings.share, payload.tensors
+        tensors = {
+            name: sent[name] + share * (value - sent[name])
+            for name, value in update.tensors.items()
+        }
+        return state, replace(update, tensors=tensors)
 
 
 def main(bundle: Path, rounds: int) -> None:

@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 
 @pytest.fixture(autouse=True)
 def _census(monkeypatch):
-    monkeypatch.setitem(strategies.STRATEGIES, "census", census_strategy.build)
-    monkeypatch.setitem(strategies.DESCRIPTIONS, "census", census_strategy.DESCRIPTION)
+    monkeypatch.setitem(strategies.STRATEGIES, "census", census_strategy.Census)
+    monkeypatch.setitem(strategies.DESCRIPTIONS, "census", census_strategy.Census.description)
 
 
 @pytest.fixture

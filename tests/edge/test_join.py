@@ -105,7 +105,7 @@ def test_later_data_without_a_round_or_a_file_are_named(world, wrong):
 
 
 def _counting(world, url, **options):
-    strategy = counting_strategy.counting({}, None)
+    strategy = counting_strategy.Counting(None, None)
     return _coordinator(world, url, strategy=strategy, settings={}, **options)
 
 

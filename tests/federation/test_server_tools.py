@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,9 @@ from protofleet.strategies.aggregation import MEAN, build
 
 
 def _asking(strategy, *objectives):
-    return replace(strategy, description=replace(strategy.description, server_programs=objectives))
+    asking = copy.copy(strategy)
+    asking.description = replace(strategy.description, server_programs=objectives)
+    return asking
 
 
 def test_a_strategy_that_asks_gets_programs_that_train_and_predict(tiny):

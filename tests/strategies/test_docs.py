@@ -5,18 +5,17 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, DESCRIPTIONS
+from protofleet.strategies import DESCRIPTIONS, STRATEGIES
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
-from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.methods import fedali, fedavg, fedprox
 from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.shared_model import ServerStep
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs" / "strategies.md"
@@ -41,7 +40,7 @@ def fedper(model):
     namespace = {}
     exec(compile(code, _DOCS, "exec"), namespace)  # noqa: S102 - our own documentation
     params = frozen_map({"w": [0, 0], "head.b": [7]})
-    return namespace["build"], replace(model, params=params, head=("head.b",))
+    return namespace["FedPer"].build, replace(model, params=params, head=("head.b",))
 
 
 def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_tools):
@@ -62,8 +61,7 @@ def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_
 
 def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     text = _DOCS.read_text() + _EACH.read_text()
-    named = [kind for module in _MODULES for kind in vars(module).values()]
-    kinds = {kind for kind in named if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
+    kinds = {one.settings_type() for one in STRATEGIES.values()}
     assert kinds >= {fedali.FedAliSettings, fedavg.FedAvgSettings}
     for kind in kinds | {Adam, Ala, MedianSettings, ServerStep, Sgd}:
         for name in kind.__struct_fields__:

@@ -1,5 +1,6 @@
 """Laws that every strategy keeps."""
 
+import copy
 import dataclasses
 from typing import get_args, get_origin, get_type_hints
 
@@ -15,7 +16,7 @@ from protofleet.strategies.aggregation import AGGREGATORS, MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.bounds import bounds_of
 from protofleet.strategies.common import CHANGE
-from protofleet.strategies.privacy import Mechanism, private
+from protofleet.strategies.privacy import Mechanism, PrivateStrategy
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import CODECS, Codec
@@ -264,8 +265,10 @@ def _released(federation, updates, noise):
         handed.extend(given)
         return federation.strategy.aggregate(state, given, tools)
 
-    strategy = private(
-        dataclasses.replace(federation.strategy, aggregate=aggregate),
+    inner = copy.copy(federation.strategy)
+    inner.aggregate = aggregate
+    strategy = PrivateStrategy(
+        inner,
         federation.strategy.private,
         Mechanism(noise_multiplier=0.01, clip=0.5, devices=2),
     )

@@ -9,18 +9,16 @@ import pytest
 
 from protofleet.errors import InputError
 from protofleet.strategies import check_known
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.plugins import Plugins, StrategyTable
 
 _MODULE = """
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.methods.fedavg import FedAvg
 from dataclasses import replace
 
-DESCRIPTION = replace(fedavg.DESCRIPTION, name="{name}")
 
-
-def build(settings, model):
-    return fedavg.build_as(DESCRIPTION, settings, model)
+class Gentle(FedAvg):
+    description = replace(FedAvg.description, name="{name}")
 """
 
 
@@ -42,18 +40,18 @@ def folder(tmp_path, monkeypatch):
 
 def _table(*own):
     plugins = Plugins(own)
-    table = StrategyTable(dict.fromkeys(own, fedavg.build), plugins, lambda one: one.build)
+    table = StrategyTable(dict.fromkeys(own, FedAvg), plugins, lambda one: one)
     return plugins, table
 
 
 def test_a_package_brings_a_strategy(folder):
-    _install(folder, "gentle_one", {"gentle": "gentle_one"}, _MODULE.format(name="gentle"))
+    _install(folder, "gentle_one", {"gentle": "gentle_one:Gentle"}, _MODULE.format(name="gentle"))
     _, table = _table("fedavg")
     assert "gentle_one" not in sys.modules
-    assert table["fedavg"] is fedavg.build
+    assert table["fedavg"] is FedAvg
     assert "gentle_one" not in sys.modules, "Protofleet's own are found without it"
     assert sorted(table) == ["fedavg", "gentle"]
-    assert table["gentle"] is sys.modules["gentle_one"].build
+    assert table["gentle"] is sys.modules["gentle_one"].Gentle
     assert "other" not in table
     with pytest.raises(KeyError):
         table["other"]
@@ -64,12 +62,12 @@ def test_a_package_brings_a_strategy(folder):
     [
         ("broken_a", "import no_such_module", "broken_a 1.2 .*does not import: ModuleNotFound"),
         ("broken_b", "raise SystemError('no')", "does not import: SystemError: no"),
-        ("broken_c", "DESCRIPTION = 'gentle'", "expected a module with DESCRIPTION"),
+        ("broken_c", "Gentle = 'gentle'", "expected the class of a strategy"),
         ("broken_d", _MODULE.format(name="rough"), "one name .* got 'gentle' and 'rough'"),
     ],
 )
 def test_a_broken_package_costs_only_its_own_strategy(folder, caplog, package, code, reason):
-    _install(folder, package, {"gentle": package}, code)
+    _install(folder, package, {"gentle": f"{package}:Gentle"}, code)
     plugins, table = _table("fedavg")
     assert list(table) == ["fedavg"]
     assert list(plugins.installed.refused) == ["gentle"]
@@ -78,14 +76,14 @@ def test_a_broken_package_costs_only_its_own_strategy(folder, caplog, package, c
 
 
 def test_a_name_that_two_bring_is_nobodys(folder):
-    _install(folder, "first_one", {"gentle": "first_one"}, _MODULE.format(name="gentle"))
-    _install(folder, "second_one", {"gentle": "second_one"}, _MODULE.format(name="gentle"))
-    _install(folder, "third_one", {"fedavg": "third_one"}, _MODULE.format(name="fedavg"))
+    _install(folder, "first_one", {"gentle": "first_one:Gentle"}, _MODULE.format(name="gentle"))
+    _install(folder, "second_one", {"gentle": "second_one:Gentle"}, _MODULE.format(name="gentle"))
+    _install(folder, "third_one", {"fedavg": "third_one:Gentle"}, _MODULE.format(name="fedavg"))
     plugins, table = _table("fedavg")
     assert list(table) == ["fedavg"]
-    assert table["fedavg"] is fedavg.build
-    both = "package first_one 1.2 (first_one) and package second_one 1.2 (second_one) both bring"
-    assert both in plugins.clash("gentle")
+    assert table["fedavg"] is FedAvg
+    first, second = (f"package {one}_one 1.2 ({one}_one:Gentle)" for one in ("first", "second"))
+    assert f"{first} and {second} both bring" in plugins.clash("gentle")
     assert "Protofleet itself and package third_one" in plugins.clash("fedavg")
     assert plugins.clash("local") == ""
 
@@ -99,13 +97,13 @@ def test_commands_know_a_package_s_strategy_and_refuse_a_name_that_is_not_its_ow
     _install(
         tmp_path,
         "gentle_one",
-        {"gentle": "gentle_one", "fedper": "gentle_one"},
+        {"gentle": "gentle_one:Gentle", "fedper": "gentle_one:Gentle"},
         _MODULE.format(name="gentle"),
     )
     code = (
         "import gentle_one\n"  # first, so that it is what imports protofleet.strategies
         "from protofleet.strategies import DESCRIPTIONS, build, check_known\n"
-        "assert DESCRIPTIONS['gentle'] is gentle_one.DESCRIPTION\n"
+        "assert DESCRIPTIONS['gentle'] is gentle_one.Gentle.description\n"
         "check_known('gentle')\n"
         "try: build('fedper', {}, None)\n"
         "except Exception as error: print(type(error).__name__, error)\n"

@@ -12,7 +12,7 @@ from toy_prototypes import prototype_model
 
 from protofleet.federation.noise import Noise
 from protofleet.strategies import build
-from protofleet.strategies.privacy import CLIP, Mechanism, Quantile, private
+from protofleet.strategies.privacy import CLIP, Mechanism, PrivateStrategy, Quantile
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import Model, TensorMap
 
@@ -25,7 +25,7 @@ def _strategy(name="fedavg", model=None, *, width=2, **mechanism):
         model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
     made = build(name, SGD, model)
     chosen = {"noise_multiplier": 1.0, "clip": 1.0, "devices": 4, **mechanism}
-    return private(made, made.private, Mechanism(**chosen)), model
+    return PrivateStrategy(made, made.private, Mechanism(**chosen)), model
 
 
 def _update(client_id, w, num_examples=5):

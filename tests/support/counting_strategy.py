@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from protofleet.strategies.common import downlink
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
     ServerState,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -23,11 +22,30 @@ from protofleet.strategies.types import (
 from protofleet.tensors import Model, Network
 
 
-def counting(_settings: object, model: Model | None) -> Strategy:
-    """Factory; the coordinator's half needs no model."""
+class Counting(Strategy):
+    """The coordinator's half needs no model."""
+
+    description = Description(
+        name="counting",
+        paper="",
+        programs=(),
+        travels=Travels(down=(), up=(), personal=()),
+    )
+    payload = TensorForms(required={"r": TensorForm((1,), "float64")})
+    uplink = TensorForms(required={"chain": TensorForm((1,), "float64")})
+
+    @classmethod
+    def build(cls, _settings: object, model: Model | None) -> Strategy:
+        return cls(None, model)
+
+    def server_init(self, _model: Model | None, _rng: object) -> ServerState:
+        return ServerState(round_id=0, tensors={"r": np.zeros(1)})
+
+    def client_init(self, _model: Model | None) -> ClientState:
+        return ClientState(round_id=0, tensors={"chain": np.zeros(1)})
 
     def client_update(
-        state: ClientState, payload: Payload, tools: ClientTools
+        self, state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
         chain = {"chain": state.tensors["chain"] * 10 + payload.round_id}
         update = Update(
@@ -38,26 +56,8 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         )
         return ClientState(round_id=payload.round_id, tensors=chain), update
 
-    def client_model(_state: ClientState) -> Network:
-        return model.network
+    def client_model(self, _state: ClientState) -> Network:
+        return self.model.network
 
-    return Strategy(
-        description=Description(
-            name="counting",
-            paper="",
-            programs=(),
-            travels=Travels(down=(), up=(), personal=()),
-        ),
-        settings=None,
-        payload=TensorForms(required={"r": TensorForm((1,), "float64")}),
-        uplink=TensorForms(required={"chain": TensorForm((1,), "float64")}),
-        server_init=lambda _model, _rng: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
-        downlink=downlink,
-        client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),
-        client_update=client_update,
-        client_model=client_model,
-        aggregate=lambda s, _updates, _tools: ServerState(
-            round_id=s.round_id + 1, tensors=s.tensors
-        ),
-        server_model=lambda _: None,
-    )
+    def aggregate(self, state: ServerState, _updates: object, _tools: object) -> ServerState:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)

@@ -13,7 +13,8 @@ from toy_model import new_rng, server_tools
 from protofleet.bundle import Bundle
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs
-from protofleet.strategies.types import ServerState, Strategy, Update
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint

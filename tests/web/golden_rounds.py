@@ -38,12 +38,12 @@ from protofleet.federation.outcomes.calibration import try_rates
 from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.types import (
     ClientState,
     Evaluation,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Update,

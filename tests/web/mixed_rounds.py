@@ -26,7 +26,8 @@ from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.training import Learner, LocalData
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
-from protofleet.strategies.types import ClientState, ServerState, ServerTools, Strategy
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import ClientState, ServerState, ServerTools
 from protofleet.tensors.blobs import decode
 
 _SEED = 3

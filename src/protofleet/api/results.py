@@ -29,8 +29,9 @@ from protofleet.federation.records import (
 )
 from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.federation.suitability import build_for
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import METRICS
-from protofleet.strategies.types import ClientState, Strategy
+from protofleet.strategies.types import ClientState
 from protofleet.tensors import Network, TensorMap, blobs
 
 _RESULT = "result.json"

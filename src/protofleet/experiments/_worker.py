@@ -23,7 +23,8 @@ from protofleet.federation.client import (
 )
 from protofleet.federation.records import ClientCosts, Costs
 from protofleet.runtime import open_programs
-from protofleet.strategies.types import ClientState, Strategy
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 

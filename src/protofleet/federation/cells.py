@@ -39,7 +39,8 @@ from protofleet.federation.settings import (
 )
 from protofleet.kernels import ExactSum
 from protofleet.strategies.common import ordered
-from protofleet.strategies.types import ServerState, Strategy, Update, Updates
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import ServerState, Update, Updates
 from protofleet.tensors import Layout, TensorMap, blobs, vector_of
 
 _ORDER = "order"

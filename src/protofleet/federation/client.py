@@ -24,15 +24,9 @@ from protofleet.federation.outcomes.alone import ALONE, AloneLearner, split, tra
 from protofleet.federation.outcomes.calibration import RATIOS, RateTester, try_rates
 from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.federation.records import Costs, Sends
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import (
-    ClientState,
-    Evaluation,
-    Payload,
-    Strategy,
-    TensorForms,
-    Update,
-)
+from protofleet.strategies.types import ClientState, Evaluation, Payload, TensorForms, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
 

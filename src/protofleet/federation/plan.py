@@ -37,8 +37,9 @@ from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.optimisers import LADDERS
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import check_batch_sizes
-from protofleet.strategies.types import Description, ServerState, Strategy
+from protofleet.strategies.types import Description, ServerState
 from protofleet.tensors import Model
 
 PUBLISHED = "published"

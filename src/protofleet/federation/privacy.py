@@ -19,8 +19,9 @@ from protofleet.federation.settings import (
     PrivacySettings,
 )
 from protofleet.federation.suitability import build_for, why_not
-from protofleet.strategies.privacy import Mechanism, Quantile, private
-from protofleet.strategies.types import ServerState, Strategy
+from protofleet.strategies.privacy import Mechanism, PrivateStrategy, Quantile
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import ServerState
 
 _ROUNDING = 1e-9
 
@@ -147,7 +148,7 @@ def make_private(
         deviation=mechanism.sum_noise(form),
     )
     _check_budget(privacy)
-    return private(strategy, form, mechanism), privacy
+    return PrivateStrategy(strategy, form, mechanism), privacy
 
 
 def _check_cohort(config: FederationConfig) -> None:

@@ -16,8 +16,9 @@ from protofleet.federation.randomness import server_rng
 from protofleet.federation.settings import EvaluationSettings
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.scores import Statistics
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS
-from protofleet.strategies.types import ServerState, ServerTools, Strategy
+from protofleet.strategies.types import ServerState, ServerTools
 from protofleet.tensors import Network
 
 

@@ -9,8 +9,9 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, objectives_of
-from protofleet.strategies.types import Description, Strategy, UnsuitableModelError
+from protofleet.strategies.types import Description, UnsuitableModelError
 from protofleet.tensors import Model
 
 

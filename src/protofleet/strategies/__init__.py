@@ -5,92 +5,41 @@ Other packages may bring more (``plugins``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import pkgutil
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
 from typing import Any
 
 from protofleet.errors import InputError
-from protofleet.strategies.methods import (
-    apfl,
-    apple,
-    cdfl,
-    ditto,
-    fedala,
-    fedali,
-    fedamp,
-    fedavg,
-    fedavg_c,
-    fedclar,
-    feddyn,
-    fedfomo,
-    fedhkd,
-    fedhome,
-    fedhp,
-    fednh,
-    fedpac,
-    fedper,
-    fedphp,
-    fedproto,
-    fedprox,
-    fedrep,
-    fedsub,
-    local,
-    moon,
-    partialfed,
-    perfedavg,
-    pfedme,
-    protohar,
-    scaffold,
-)
+from protofleet.strategies import methods
 from protofleet.strategies.plugins import GROUP, Plugins, StrategyTable
-from protofleet.strategies.types import Description, Factory, Strategy
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import Description
 from protofleet.tensors import Model, TaskName
 
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_known", "check_task"]
 
-_MODULES = (
-    apfl,
-    apple,
-    cdfl,
-    ditto,
-    fedala,
-    fedali,
-    fedamp,
-    fedavg,
-    fedavg_c,
-    fedclar,
-    feddyn,
-    fedfomo,
-    fedhkd,
-    fedhome,
-    fedhp,
-    fednh,
-    fedpac,
-    fedper,
-    fedphp,
-    fedproto,
-    fedprox,
-    fedrep,
-    fedsub,
-    local,
-    moon,
-    partialfed,
-    perfedavg,
-    pfedme,
-    protohar,
-    scaffold,
-)
 
-_PLUGINS = Plugins(module.DESCRIPTION.name for module in _MODULES)
+def _own() -> Iterator[type[Strategy]]:
+    """Every class of the folder ``methods`` that is a strategy by its own description."""
+    for found in pkgutil.iter_modules(methods.__path__):
+        module = import_module(f"{methods.__name__}.{found.name}")
+        for one in vars(module).values():
+            is_here = isinstance(one, type) and one.__module__.startswith(module.__name__)
+            if is_here and issubclass(one, Strategy) and "description" in vars(one):
+                yield one
+
+
+_OWN = {one.description.name: one for one in _own()}
+_PLUGINS = Plugins(_OWN)
+
+STRATEGIES: MutableMapping[str, type[Strategy]] = StrategyTable(_OWN, _PLUGINS, lambda one: one)
+"""Strategies by name."""
 
 DESCRIPTIONS: MutableMapping[str, Description] = StrategyTable(
-    {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}, _PLUGINS, lambda m: m.DESCRIPTION
+    {name: one.description for name, one in _OWN.items()}, _PLUGINS, lambda one: one.description
 )
-"""What can be said of each strategy without a model."""
-
-STRATEGIES: MutableMapping[str, Factory] = StrategyTable(
-    {m.DESCRIPTION.name: m.build for m in _MODULES}, _PLUGINS, lambda m: m.build
-)
-"""Factories by name."""
+"""What can be said of each without a model."""
 
 
 def build(name: str, settings: Mapping[str, Any], model: Model) -> Strategy:
@@ -106,7 +55,7 @@ def build(name: str, settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     check_known(name)
     check_task(DESCRIPTIONS[name], model.task)
-    return STRATEGIES[name](settings, model)
+    return STRATEGIES[name].build(settings, model)
 
 
 def check_known(name: str) -> None:

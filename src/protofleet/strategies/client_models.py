@@ -77,7 +77,7 @@ def with_delivered(
     return dict(sorted({**models, **delivered}.items())) if delivered else models
 
 
-def server_init(_model: Model, rng: np.random.Generator) -> ServerState:
+def no_models(_model: Model, rng: np.random.Generator) -> ServerState:
     """Nobody has delivered; choices follow from a seed."""
     seed = np.array(rng.integers(2**62), np.int64)
     return ServerState(round_id=0, tensors={SEED: seed})

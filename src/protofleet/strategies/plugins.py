@@ -1,8 +1,8 @@
 """Strategies that other packages bring: entry points of the group ``protofleet.strategies``.
 
-An entry point is called as the strategy and names a module that holds what a module of this folder
-holds: ``DESCRIPTION`` and ``build``. Installed packages are code that somebody with the rights of
-this user has chosen; nothing that arrives over the network can bring one.
+An entry point is called as the strategy and names its class, a ``strategy.Strategy``. Installed
+packages are code that somebody with the rights of this user has chosen; nothing that arrives over
+the network can bring one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from protofleet.strategies.types import Description, Factory
+from protofleet.strategies.strategy import Strategy
+from protofleet.strategies.types import Description
 
 GROUP = "protofleet.strategies"
 """Of entry points."""
@@ -26,23 +27,16 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class StrategyModule(Protocol):
-    """What an entry point names."""
-
-    DESCRIPTION: Description
-    build: Factory
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledStrategies:
     """What the installed packages bring.
 
     Attributes:
-        modules: by the strategy's name.
+        classes: by the strategy's name.
         refused: why one cannot be used, by name.
     """
 
-    modules: dict[str, StrategyModule] = field(default_factory=dict)
+    classes: dict[str, type[Strategy]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -84,37 +78,38 @@ class Plugins:
             try:
                 if clash := self.clash(name):
                     raise ValueError(clash)  # noqa: TRY301 - one place tells of all that is wrong
-                found.modules[name] = _loaded(points[0])
+                found.classes[name] = _loaded(points[0])
             except Exception as error:  # noqa: BLE001 - another package's code may raise anything
                 found.refused[name] = str(error) or type(error).__name__
                 _log.warning("strategy '%s' of an installed package: %s", name, error)
         return found
 
 
-def _loaded(point: EntryPoint) -> StrategyModule:
-    """The module, if it is a strategy's.
+def _loaded(point: EntryPoint) -> type[Strategy]:
+    """The class, if it is a strategy.
 
     Raises:
         ValueError: it is not, or its import failed.
     """
     try:
-        module: Any = point.load()
+        found: Any = point.load()
     except Exception as error:
         raise ValueError(
             f"{_origin(point)} does not import: {type(error).__name__}: {error}"
         ) from error
-    description = getattr(module, "DESCRIPTION", None)
-    if not isinstance(description, Description) or not callable(getattr(module, "build", None)):
-        raise ValueError(  # noqa: TRY004 - of a package, not of an argument
-            f"{_origin(point)}: expected a module with DESCRIPTION (strategies.types.Description) "
-            "and build(settings, model)"
+    is_one = isinstance(found, type) and issubclass(found, Strategy)
+    description = getattr(found, "description", None)
+    if not is_one or not isinstance(description, Description):
+        raise ValueError(
+            f"{_origin(point)}: expected the class of a strategy (strategies.strategy.Strategy) "
+            "with a description"
         )
     if description.name != point.name or not _NAME.fullmatch(point.name):
         raise ValueError(
-            f"{_origin(point)}: expected its entry point and its DESCRIPTION to have one name of "
+            f"{_origin(point)}: expected its entry point and its description to have one name of "
             f"a-z, 0-9 and _, got '{point.name}' and '{description.name}'"
         )
-    loaded: StrategyModule = module
+    loaded: type[Strategy] = found
     return loaded
 
 
@@ -130,11 +125,11 @@ class StrategyTable(UserDict[str, _T]):
     Args:
         own: of Protofleet's own; these are found without a look at the packages.
         plugins: the packages'.
-        of: the same of another module.
+        of: the same of another class.
     """
 
     def __init__(
-        self, own: dict[str, _T], plugins: Plugins, of: Callable[[StrategyModule], _T]
+        self, own: dict[str, _T], plugins: Plugins, of: Callable[[type[Strategy]], _T]
     ) -> None:
         super().__init__(own)
         self._plugins, self._of = plugins, of
@@ -143,8 +138,8 @@ class StrategyTable(UserDict[str, _T]):
     def _completed(self) -> dict[str, _T]:
         if not self._complete:
             self._complete = True  # before: a package may look in here while it is loaded
-            for name, module in self._plugins.installed.modules.items():
-                self.data.setdefault(name, self._of(module))
+            for name, one in self._plugins.installed.classes.items():
+                self.data.setdefault(name, self._of(one))
         return self.data
 
     def __missing__(self, name: str) -> _T:

@@ -37,16 +37,18 @@ from numpy.typing import NDArray
 
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.common import ordered
+from protofleet.strategies.strategy import PrivateForm, Strategy
 from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
     Payload,
-    PrivateForm,
+    Score,
     ServerState,
     ServerTools,
-    Strategy,
     Update,
     Updates,
 )
-from protofleet.tensors import Tensors
+from protofleet.tensors import Model, Network, Tensors
 
 CLIP = "privacy/clip"
 """Name of the adaptive norm in a server's state; no payload holds it."""
@@ -93,41 +95,70 @@ class Mechanism:
         return self.noise_multiplier / math.sqrt((1 - counts) * (1 - share))
 
 
-def private(strategy: Strategy, form: PrivateForm, mechanism: Mechanism) -> Strategy:
-    """The strategy with a noised server half; devices run it unchanged.
+class PrivateStrategy(Strategy):
+    """A strategy with a noised server half; devices run it unchanged.
 
     Args:
-        strategy: of the federation.
-        form: ``strategy.private``.
+        inner: of the federation.
+        form: ``inner.private``.
         mechanism: how much noise.
     """
 
-    def server_init(*args: Any) -> ServerState:
-        state = strategy.server_init(*args)
+    def __init__(self, inner: Strategy, form: PrivateForm, mechanism: Mechanism) -> None:
+        super().__init__(inner.settings, inner.model)
+        self._inner, self._form, self._mechanism = inner, form, mechanism
+        self.description, self.carried = inner.description, inner.carried
+        self.payload, self.uplink = inner.payload, inner.uplink
+        self.private, self.mean, self.rank = inner.private, inner.mean, inner.rank
+
+    def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
+        """The inner strategy's, with the first norm where it is adaptive."""
+        state, mechanism = self._inner.server_init(model, rng), self._mechanism
         return _with_clip(state, mechanism.clip) if mechanism.adaptive else state
 
-    def downlink(state: ServerState, client_id: str) -> Payload:
-        return strategy.downlink(_inner(state), client_id)
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        """Of the inner strategy."""
+        return self._inner.downlink(_inner(state), client_id)
 
-    def aggregate(state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+    def client_init(self, model: Model) -> ClientState:
+        """Of the inner strategy."""
+        return self._inner.client_init(model)
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        """Of the inner strategy."""
+        return self._inner.client_update(state, payload, tools)
+
+    def client_model(self, state: ClientState) -> Network:
+        """Of the inner strategy."""
+        return self._inner.client_model(state)
+
+    def client_score(self, state: ClientState) -> Score | None:
+        """Of the inner strategy."""
+        return self._inner.client_score(state)
+
+    def check(self, update: Update) -> None:
+        """Of the inner strategy."""
+        self._inner.check(update)
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        """What the inner strategy makes of the noised update that stands for all."""
+        mechanism, form = self._mechanism, self._form
         clip = mechanism.clip_of(state)
         total = _Sum(form.baseline(_inner(state)), form.by_class, clip)
         for update in ordered(updates):
             total.add(update)
         released = _release(total, form, mechanism, tools)
         released = replace(released, round_id=state.round_id + 1)
-        after = strategy.aggregate(_inner(state), [released], replace(tools, aggregator=MEAN))
+        after = self._inner.aggregate(_inner(state), [released], replace(tools, aggregator=MEAN))
         if mechanism.adaptive is None:
             return after
         return _with_clip(after, _followed(total, mechanism, mechanism.adaptive, tools))
 
-    return replace(
-        strategy,
-        server_init=server_init,
-        downlink=downlink,
-        aggregate=aggregate,
-        server_model=lambda state: strategy.server_model(_inner(state)),
-    )
+    def server_model(self, state: ServerState) -> Network | None:
+        """Of the inner strategy."""
+        return self._inner.server_model(_inner(state))
 
 
 class _Sum:

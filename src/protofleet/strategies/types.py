@@ -1,13 +1,9 @@
-"""What a strategy is: a frozen record of pure functions for both halves.
-
-Shared tensors travel in payloads and updates; a client's personal tensors stay in its
-``ClientState`` on the device. Nothing is ever written into an input array.
-"""
+"""What the halves of a strategy (``strategies.strategy``) are given, keep and send."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +13,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.scores import Statistics
-from protofleet.tensors import Layout, Model, Network, TaskName, TensorMap, Tensors
+from protofleet.tensors import Layout, Network, TaskName, TensorMap, Tensors
 
 TASK_LOSS = "task_loss"
 """The objective that is the loss of the bundle's task, whichever that is: ``cross_entropy``,
@@ -414,96 +410,3 @@ class Description:
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
 """Of a strategy that only asks for the task's own loss."""
-
-
-def no_score(_state: ClientState) -> Score | None:
-    """The model's own head classifies."""
-    return None
-
-
-def no_check(_update: Update) -> None:
-    """Names, shapes, dtypes and finite numbers are all that is asked of an update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateForm:
-    """What a strategy's updates are to differential privacy (``strategies.privacy``).
-
-    Its ``aggregate`` then gets a single update that stands for all clients.
-
-    Attributes:
-        baseline: from the server's state, what each tensor of an update is compared with, by its
-            name there; the same for all clients.
-        by_class: names of tensors ``(C, …)`` whose rows are of a class each; they count where a
-            client has examples of the class. Needs ``Description.class_counts``.
-    """
-
-    baseline: Callable[[ServerState], Tensors]
-    by_class: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanForm:
-    """Of a strategy whose server half needs of its updates their mean alone.
-
-    Its ``aggregate`` makes the same of a round's updates and of a single one with the weighted mean
-    of their tensors. Every tensor of an update has a fixed shape.
-
-    Attributes:
-        by_examples: clients count by their number of examples; otherwise alike.
-    """
-
-    by_examples: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A personalised federated-learning algorithm, both halves.
-
-    Attributes:
-        description: what can be said without a model.
-        settings: the validated settings it was built from.
-        payload: what its payloads hold.
-        uplink: what its updates hold; a client without examples sends the same.
-        server_init: the coordinator's state before round 1, from the bundle's values and a
-            generator seeded by the federation's seed.
-        downlink: what one client gets in the next round, ``server_state.round_id + 1``.
-        client_init: a device's state when it joins.
-        client_update: one local round; the update and the state to keep if it is delivered.
-        client_model: the network with which the device infers now.
-        client_score: what classifies that model's features; None: its own head.
-        carried: names of the tensors of a client's state that it takes along to another bundle of
-            its federation, as far as they fit: of its own model, which a first payload leaves as
-            it is.
-        check: raises RefusedError for an update of the right form with impossible content.
-        aggregate: the server's state after a round. Permuting updates changes no bit.
-        server_model: the global network, or None where the strategy has none.
-        private: how differential privacy sums its updates; None: it cannot.
-        mean: how cells may add its updates up; None: the server half looks at single ones.
-        rank: from the server's state, candidates of the next round (``cohort.selection =
-            "strategy"``) in the order in which they are to be invited; those that it leaves out
-            come last. They come in an order drawn by the federation's seed: what is stable leaves
-            equals to chance. Pure, as all the rest; None: it has no say.
-    """
-
-    description: Description
-    settings: Any
-    payload: TensorForms
-    uplink: TensorForms
-    server_init: Callable[[Model, np.random.Generator], ServerState]
-    downlink: Callable[[ServerState, str], Payload]
-    client_init: Callable[[Model], ClientState]
-    client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
-    client_model: Callable[[ClientState], Network]
-    client_score: Callable[[ClientState], Score | None] = no_score
-    carried: frozenset[str] = frozenset()
-    check: Callable[[Update], None] = no_check
-    aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
-    server_model: Callable[[ServerState], Network | None]
-    private: PrivateForm | None = None
-    mean: MeanForm | None = None
-    rank: Callable[[ServerState, Sequence[str]], Sequence[str]] | None = None
-
-
-Factory = Callable[[Mapping[str, Any], Model], Strategy]
-"""Builds a strategy from settings (defaults where absent; unknown keys refused) and the model."""

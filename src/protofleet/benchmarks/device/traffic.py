@@ -40,7 +40,7 @@ from protofleet.federation.coding import (
 )
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.server_tools import make_server_tools
-from protofleet.strategies.types import Strategy
+from protofleet.strategies.strategy import Strategy
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import CODECS, Codec

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import msgspec
 
 from protofleet.strategies.methods.local import LocalSettings
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import ClientState, Evaluation, Payload, Strategy, Update
+from protofleet.strategies.types import ClientState, Evaluation, Payload, Update
 from protofleet.tensors import Network, Tensors
 
 LOCAL = "local"

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.optimisers import LADDERS, OptimiserKind
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import (
     ClientState,
     Evaluation,
     Payload,
     Score,
-    Strategy,
     TensorForm,
     TensorForms,
     Update,

@@ -1,1 +1,1 @@
-"""A file for each strategy, both halves (two of them are folders)."""
+"""A file for each strategy, both halves; two are folders. ``strategies`` finds what is here."""

@@ -28,28 +28,26 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies import averaging, common
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import LearningRate, Share, Weight
+from protofleet.strategies.common import BUFFERS, PARAMS, prefixed, unpack
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.shared_model import (
+    ServerStep,
+    SharedModel,
+    SharedTraining,
     finish_round,
     keep_both,
     local_init,
-    receive,
     scored_early,
     shared_state,
 )
-from protofleet.strategies.bounds import LearningRate, Share, Weight
-from protofleet.strategies.common import BUFFERS, PARAMS, parse_settings, prefixed, unpack
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import (
     DivergedError,
     ExampleRows,
@@ -64,29 +62,17 @@ from protofleet.strategies.types import (
     ClientTools,
     Payload,
     Step,
-    Strategy,
     TrainTools,
     Travels,
     Update,
 )
 from protofleet.tensors import Model, Network, TensorMap
 
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="apfl",
-    paper="Deng et al., Adaptive Personalized Federated Learning, arXiv:2003.13461",
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("personal model", "its share of the mixture", "buffers of both models"),
-    ),
-    partial_work=False,
-)
 _PERSONAL = "personal/" + PARAMS
 _ALPHA = "alpha"
 
 
-class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+class ApflSettings(SharedTraining, frozen=True, kw_only=True):
     """Local training of both models, and the share of the personal one.
 
     Attributes:
@@ -104,68 +90,68 @@ class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     alpha_lr: LearningRate | None = None
     alpha_every: Literal["round", "step"] = "round"
     alpha_decay: Weight = 0.0
-    server: averaging.ServerStep = averaging.ServerStep()
+    server: ServerStep = ServerStep()
 
 
-_Context = AveragingContext[ApflSettings]
+class Apfl(SharedModel):
+    """A mixture of the shared model and the client's own."""
 
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """APFL for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model whose
-            training program sets parameters itself.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, ApflSettings)
-    refuse_rewritten(DESCRIPTION.name, model)
-    context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
-    own = {_PERSONAL + name for name in model.params} | {BUFFERS + name for name in model.buffers}
-    return replace(
-        averaging.averaging(context, _client_update),
-        client_init=partial(_client_init, chosen),
-        carried=frozenset({*own, _ALPHA}),
+    description = replace(
+        FedAvg.description,
+        name="apfl",
+        paper="Deng et al., Adaptive Personalized Federated Learning, arXiv:2003.13461",
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("personal model", "its share of the mixture", "buffers of both models"),
+        ),
+        partial_work=False,
     )
+    settings: ApflSettings
 
+    def __init__(self, settings: ApflSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model, server=settings.server)
+        own = {_PERSONAL + name for name in model.params}
+        self.carried = frozenset({*own, *(BUFFERS + name for name in model.buffers), _ALPHA})
 
-def _client_init(settings: ApflSettings, model: Model) -> ClientState:
-    fresh = common.client_init(model)
-    own = _own_tensors(model.params, settings.alpha)
-    return replace(fresh, tensors={**fresh.tensors, **own})
+    def client_init(self, model: Model) -> ClientState:
+        fresh = super().client_init(model)
+        own = _own_tensors(model.params, self.settings.alpha)
+        return replace(fresh, tensors={**fresh.tensors, **own})
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, training = self.settings, tools.training
+        start = local_init(settings, self.receive(shared_state(state), payload), tools)
+        mixture = _Mixture(self, state, start.network.params, training)
+        early = tools.evaluate(mixture.network) if scored_early(settings, payload) else None
+        shared = Trainer(start.network, training, settings)
+        personal = Trainer(mixture.personal, mixture.tools, settings)
+
+        def both(rows: ExampleRows) -> float:
+            personal.step(rows)  # first: it mixes with w as that is before its own step
+            return shared.step(rows)
+
+        loss = passes(both, training, settings)
+        personal.trained(loss)
+        start = replace(start, evaluation=early or tools.evaluate(mixture.network))
+        kept, update = finish_round(start, shared.trained(loss), tools, self.shared)
+        both_kept = keep_both(settings, mixture.network, kept)
+        own = _own_tensors(mixture.personal.params, mixture.alpha)
+        return replace(both_kept, tensors={**both_kept.tensors, **own}), update
 
 
 def _own_tensors(personal: TensorMap, alpha: float) -> dict[str, NDArray[Any]]:
     return {**prefixed(_PERSONAL, personal), _ALPHA: np.array(alpha, np.float32)}
 
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings, training = context.settings, tools.training
-    start = local_init(settings, receive(context, shared_state(state), payload), tools)
-    mixture = _Mixture(context, state, start.network.params, training)
-    early = tools.evaluate(mixture.network) if scored_early(settings, payload) else None
-    shared = Trainer(start.network, training, settings)
-    personal = Trainer(mixture.personal, mixture.tools, settings)
-
-    def both(rows: ExampleRows) -> float:
-        personal.step(rows)  # first: it mixes with w as that is before its own step
-        return shared.step(rows)
-
-    loss = passes(both, training, settings)
-    personal.trained(loss)
-    start = replace(start, evaluation=early or tools.evaluate(mixture.network))
-    kept, update = finish_round(start, shared.trained(loss), tools, context.shared)
-    both_kept = keep_both(settings, mixture.network, kept)
-    own = _own_tensors(mixture.personal.params, mixture.alpha)
-    return replace(both_kept, tensors={**both_kept.tensors, **own}), update
-
-
 class _Mixture:
     """The model in between: its gradient moves the personal model, and the share of that.
 
     Args:
-        context, state: settings, layouts and what the device kept.
+        method, state: settings, layouts and what the device kept.
         shared: w, as it is whenever a gradient is asked for.
         tools: the client's.
 
@@ -176,9 +162,9 @@ class _Mixture:
     """
 
     def __init__(
-        self, context: _Context, state: ClientState, shared: TensorMap, tools: TrainTools
+        self, method: Apfl, state: ClientState, shared: TensorMap, tools: TrainTools
     ) -> None:
-        model, settings = context.model, context.settings
+        model, settings = method.model, method.settings
         layout = model.params.layout
         self.personal = Network(
             params=unpack(state.tensors, _PERSONAL, layout),

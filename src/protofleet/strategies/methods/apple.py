@@ -41,9 +41,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -51,7 +49,6 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import blend, inner_products
-from protofleet.strategies import common
 from protofleet.strategies.ala import Probe
 from protofleet.strategies.bounds import Bounds, LearningRate, Weight, check_range
 from protofleet.strategies.client_models import (
@@ -61,20 +58,20 @@ from protofleet.strategies.client_models import (
     Vector,
     kept_models,
     models_of,
-    server_init,
+    no_models,
     shuffled_others,
     stacked,
     with_delivered,
 )
 from protofleet.strategies.common import (
     client_key,
-    client_model,
     network_tensors,
-    parse_settings,
     prefixed,
     prefixed_layout,
+    unpack,
 )
 from protofleet.strategies.optimisers import Group, Optimiser
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import (
     ExampleRows,
     Fit,
@@ -91,7 +88,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -99,26 +95,13 @@ from protofleet.strategies.types import (
     Updates,
     float32_forms,
 )
-from protofleet.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 _KEYS, _EXAMPLES, _RELATIONS = "keys", "examples", "relations"
 _CORE = "core/"
 _MET = "met/"
 """Prefix of what a client knows of others, by the names of payloads."""
 _MOST_MODELS = 4000
-
-DESCRIPTION = Description(
-    name="apple",
-    paper="Luo and Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated "
-    "Learning, arXiv:2110.08394",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("core parameters of other clients", "their numbers of examples"),
-        up=("core parameters", "number of examples"),
-        personal=("weights of all clients' core parameters", "their sum", "buffers of the model"),
-    ),
-    tasks=ALL_TASKS,
-)
 
 
 class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,15 +130,6 @@ class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
             check_range("norm_clip", self.norm_clip, low=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know; ``sent``: layout of an update."""
-
-    settings: AppleSettings
-    model: Model
-    sent: Layout
-
-
 class _Others(NamedTuple):
     """What a client knows of others: keys ascending, examples, and core models ``(k, Σ)``."""
 
@@ -164,87 +138,103 @@ class _Others(NamedTuple):
     models: NDArray[np.float32]
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """APPLE for one model.
+class Apple(Strategy):
+    """A sum of all clients' core models, whose weights each client learns."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model whose
-            training program sets parameters itself.
-    """
-    refuse_rewritten(DESCRIPTION.name, model)
-    context = _Context(
-        settings=parse_settings(DESCRIPTION.name, settings, AppleSettings),
-        model=model,
-        sent=prefixed_layout(OWN, model.params.layout),
+    description = Description(
+        name="apple",
+        paper="Luo and Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated "
+        "Learning, arXiv:2110.08394",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("core parameters of other clients", "their numbers of examples"),
+            up=("core parameters", "number of examples"),
+            personal=(
+                "weights of all clients' core parameters",
+                "their sum",
+                "buffers of the model",
+            ),
+        ),
+        tasks=ALL_TASKS,
     )
-    most = context.settings.models or _MOST_MODELS
-    counts = TensorForm((None,), "int64", most)
-    others = TensorForm((None, model.params.layout.size), most=most)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=context.settings,
-        payload=TensorForms(required={OTHERS: others, _KEYS: counts, _EXAMPLES: counts}),
-        uplink=TensorForms(required=float32_forms(context.sent)),
-        server_init=server_init,
-        downlink=partial(_downlink, context),
-        client_init=_client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=frozenset(prefixed(_CORE, model.params)),
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-    )
+    settings: AppleSettings
 
+    def __init__(self, settings: AppleSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model)
+        self.sent = prefixed_layout(OWN, model.params.layout)
+        most = settings.models or _MOST_MODELS
+        counts = TensorForm((None,), "int64", most)
+        others = TensorForm((None, model.params.layout.size), most=most)
+        self.payload = TensorForms(required={OTHERS: others, _KEYS: counts, _EXAMPLES: counts})
+        self.uplink = TensorForms(required=float32_forms(self.sent))
+        self.carried = frozenset(prefixed(_CORE, model.params))
 
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    models = models_of(state.tensors)
-    drawn, _ = shuffled_others(state, client_id)
-    chosen = sorted(drawn[: context.settings.models or _MOST_MODELS], key=client_key)
-    counts = dict(zip(models, state.tensors.get(_EXAMPLES, ()), strict=True))
-    tensors: dict[str, NDArray[Any]] = {
-        OTHERS: stacked(models, chosen, context.model.params.layout.size),
-        _KEYS: np.array([client_key(name) for name in chosen], np.int64),
-        _EXAMPLES: np.array([counts[name] for name in chosen], np.int64),
-    }
-    return Payload(round_id=state.round_id + 1, tensors=tensors)
+    def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
+        return no_models(model, rng)
 
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        models = models_of(state.tensors)
+        drawn, _ = shuffled_others(state, client_id)
+        chosen = sorted(drawn[: self.settings.models or _MOST_MODELS], key=client_key)
+        counts = dict(zip(models, state.tensors.get(_EXAMPLES, ()), strict=True))
+        tensors: dict[str, NDArray[Any]] = {
+            OTHERS: stacked(models, chosen, self.model.params.layout.size),
+            _KEYS: np.array([client_key(name) for name in chosen], np.int64),
+            _EXAMPLES: np.array([counts[name] for name in chosen], np.int64),
+        }
+        return Payload(round_id=state.round_id + 1, tensors=tensors)
 
-def _client_init(model: Model) -> ClientState:
-    fresh = common.client_init(model)
-    return replace(fresh, tensors={**fresh.tensors, **prefixed(_CORE, model.params)})
+    def client_init(self, model: Model) -> ClientState:
+        fresh = super().client_init(model)
+        return replace(fresh, tensors={**fresh.tensors, **prefixed(_CORE, model.params)})
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, count = self.settings, len(tools.training.y)
+        others = _met(state, payload)
+        shares = _shares(others, count)
+        mixture = _Mixture(self, state, others, shares, tools)
+        mixture.penalty = settings.mu * _fading(payload.round_id - 1, settings.penalty_rounds)
+        early = tools.evaluate(mixture.network) if settings.score_at == "start" else None
+        loss = math.nan
+        if payload.round_id > 1:
+            loss = passes(mixture.step, tools.training, settings)
+        personal = mixture.network.copy()
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=count,
+            tensors=prefixed(OWN, mixture.core),
+            evaluation=early or tools.evaluate(personal),
+            loss=loss,
+        )
+        kept: dict[str, NDArray[Any]] = {
+            **network_tensors(personal),
+            **prefixed(_CORE, mixture.core),
+            _RELATIONS: mixture.relations,
+            _MET + _KEYS: others.keys,
+            _MET + _EXAMPLES: others.examples,
+        }
+        if settings.models:
+            kept[_MET + OTHERS] = others.models
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings, count = context.settings, len(tools.training.y)
-    others = _met(state, payload)
-    shares = _shares(others, count)
-    mixture = _Mixture(context, state, others, shares, tools)
-    mixture.penalty = settings.mu * _fading(payload.round_id - 1, settings.penalty_rounds)
-    early = tools.evaluate(mixture.network) if settings.score_at == "start" else None
-    loss = math.nan
-    if payload.round_id > 1:
-        loss = passes(mixture.step, tools.training, settings)
-    personal = mixture.network.copy()
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=count,
-        tensors=prefixed(OWN, mixture.core),
-        evaluation=early or tools.evaluate(personal),
-        loss=loss,
-    )
-    kept: dict[str, NDArray[Any]] = {
-        **network_tensors(personal),
-        **prefixed(_CORE, mixture.core),
-        _RELATIONS: mixture.relations,
-        _MET + _KEYS: others.keys,
-        _MET + _EXAMPLES: others.examples,
-    }
-    if settings.models:
-        kept[_MET + OTHERS] = others.models
-    return ClientState(round_id=payload.round_id, tensors=kept), update
+    def aggregate(self, state: ServerState, updates: Updates, _tools: ServerTools) -> ServerState:
+        before = models_of(state.tensors)
+        counts = dict(zip(before, state.tensors.get(_EXAMPLES, ()), strict=True))
+
+        def note(update: Update) -> None:
+            counts[update.client_id] = update.num_examples
+
+        models = with_delivered(before, updates, self.sent, note)
+        if models is before:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        limited = _shortened(models, self.settings.norm_clip)
+        tensors: dict[str, NDArray[Any]] = {**kept_models(limited), SEED: state.tensors[SEED]}
+        tensors[_EXAMPLES] = np.array([counts[name] for name in models], np.int64)
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _met(state: ClientState, payload: Payload) -> _Others:
@@ -310,22 +300,22 @@ class _Mixture:
 
     def __init__(
         self,
-        context: _Context,
+        method: Apple,
         state: ClientState,
         others: _Others,
         shares: NDArray[np.float64],
         tools: ClientTools,
     ) -> None:
-        layout = context.model.params.layout
-        own = common.unpack(state.tensors, _CORE, layout)
+        layout = method.model.params.layout
+        own = unpack(state.tensors, _CORE, layout)
         self._rows = np.concatenate([others.models, own.buffer[None]])
         self.core = TensorMap(layout, self._rows[-1])
         self.relations, self._shares = _relations(state, others, shares), shares
         self.penalty = 0.0
-        self._lr, self._clip_norm = context.settings.relation_lr, context.settings.clip_norm
-        self._optimiser = Optimiser(layout, (Group(optimiser=context.settings.optimiser),))
-        self._probe = Probe(tools=tools.training, batch_size=context.settings.batch_size, fit=Fit())
-        self.network = client_model(context.model, state)
+        self._lr, self._clip_norm = method.settings.relation_lr, method.settings.clip_norm
+        self._optimiser = Optimiser(layout, (Group(optimiser=method.settings.optimiser),))
+        self._probe = Probe(tools=tools.training, batch_size=method.settings.batch_size, fit=Fit())
+        self.network = method.client_model(state)
         self._mix()
 
     def step(self, rows: ExampleRows) -> float:
@@ -348,24 +338,6 @@ class _Mixture:
 
     def _mix(self) -> None:
         blend(self._rows, self.relations, self.network.params.buffer)
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
-) -> ServerState:
-    before = models_of(state.tensors)
-    counts = dict(zip(before, state.tensors.get(_EXAMPLES, ()), strict=True))
-
-    def note(update: Update) -> None:
-        counts[update.client_id] = update.num_examples
-
-    models = with_delivered(before, updates, context.sent, note)
-    if models is before:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    limited = _shortened(models, context.settings.norm_clip)
-    tensors: dict[str, NDArray[Any]] = {**kept_models(limited), SEED: state.tensors[SEED]}
-    tensors[_EXAMPLES] = np.array([counts[name] for name in models], np.int64)
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _shortened(models: dict[str, Vector], multiple: float) -> dict[str, Vector]:

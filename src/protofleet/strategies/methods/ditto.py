@@ -24,26 +24,21 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import Passes, Weight
+from protofleet.strategies.common import network_names
+from protofleet.strategies.shared_model import (
+    SharedModel,
     SharedTraining,
-    averaging,
     finish_round,
     keep_both,
     local_init,
-    receive,
     scored_early,
-    share_all,
     shared_state,
 )
-from protofleet.strategies.bounds import Passes, Weight
-from protofleet.strategies.common import client_model, network_names, parse_settings
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -52,27 +47,10 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    Strategy,
     Travels,
     Update,
 )
 from protofleet.tensors import Model
-
-DESCRIPTION = Description(
-    name="ditto",
-    paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
-    "arXiv:2012.04221",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("personal model", "buffers of both models"),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    partial_work=True,
-    weighted_mean=True,
-)
 
 
 class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,33 +65,43 @@ class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
     personal_epochs: Passes = 5
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """Ditto for one model.
+class Ditto(SharedModel):
+    """Two models: one that is averaged, one of the client's own near it."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, DittoSettings)
-    strategy = averaging(share_all(DESCRIPTION, chosen, model), _client_update)
-    return replace(strategy, carried=network_names(model))
+    description = Description(
+        name="ditto",
+        paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
+        "arXiv:2012.04221",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("personal model", "buffers of both models"),
+        ),
+        tasks=ALL_TASKS,
+        takes_aggregator=True,
+        partial_work=True,
+        weighted_mean=True,
+    )
+    settings: DittoSettings
 
+    def __init__(self, settings: DittoSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.carried = network_names(model)
 
-def _client_update(
-    context: AveragingContext[DittoSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    received = receive(context, shared_state(state), payload)
-    start = local_init(settings, received, tools)
-    personal = client_model(context.model, state)
-    early = tools.evaluate(personal) if scored_early(settings, payload) else None
-    trained = train(start.network.copy(), tools.training, settings)
-    training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
-    # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
-    fit = Fit(proximal=(settings.lam, start.network.params))
-    own = train(personal, tools.training, training, fit)
-    start = replace(start, evaluation=early or tools.evaluate(own.network))
-    kept, update = finish_round(start, trained, tools, context.shared)
-    return keep_both(settings, own.network, kept), update
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        received = self.receive(shared_state(state), payload)
+        start = local_init(settings, received, tools)
+        personal = self.client_model(state)
+        early = tools.evaluate(personal) if scored_early(settings, payload) else None
+        trained = train(start.network.copy(), tools.training, settings)
+        training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
+        # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
+        fit = Fit(proximal=(settings.lam, start.network.params))
+        own = train(personal, tools.training, training, fit)
+        start = replace(start, evaluation=early or tools.evaluate(own.network))
+        kept, update = finish_round(start, trained, tools, self.shared)
+        return keep_both(settings, own.network, kept), update

@@ -28,32 +28,11 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from protofleet.strategies.ala import Ala
-from protofleet.strategies.averaging import SharedTraining, averaging, share_all
-from protofleet.strategies.common import parse_settings
-from protofleet.strategies.methods.fedavg import client_update
-from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
-from protofleet.tensors import Model
-
-DESCRIPTION = Description(
-    name="fedala",
-    paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, "
-    "arXiv:2212.01197",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("mixing weights", "buffers of the model"),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    partial_work=True,
-    weighted_mean=True,
-    published={"kind": "sgd", "lr": 0.005},
-)
+from protofleet.strategies.shared_model import SharedModel, SharedTraining
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Travels
 
 
 class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,11 +46,23 @@ class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     score_at: Literal["start", "end"] = "start"
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedALA for one model.
+class FedAla(SharedModel):
+    """FedAvg that starts from a mixture."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedAlaSettings)
-    return averaging(share_all(DESCRIPTION, chosen, model), client_update)
+    description = Description(
+        name="fedala",
+        paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated "
+        "Learning, arXiv:2212.01197",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("mixing weights", "buffers of the model"),
+        ),
+        tasks=ALL_TASKS,
+        takes_aggregator=True,
+        partial_work=True,
+        weighted_mean=True,
+        published={"kind": "sgd", "lr": 0.005},
+    )
+    settings: FedAlaSettings

@@ -44,9 +44,7 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,21 +52,23 @@ from numpy.typing import NDArray
 
 from protofleet.kernels import EmptyClusters, cluster_means, kmeans
 from protofleet.strategies.aggregation import Aggregator
-from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.bounds import Passes, Share, Weight
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,
-    client_init,
-    client_model,
     combine_updates,
-    downlink,
     listed,
-    parse_settings,
     prefixed,
     prefixed_layout,
     unpack,
 )
+from protofleet.strategies.shared_model import (
+    InitialModel,
+    SharedTraining,
+    finish_round,
+    initialise,
+)
+from protofleet.strategies.strategy import PrivateForm, Strategy
 from protofleet.strategies.training import refuse_rewritten, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -77,10 +77,8 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForms,
     Travels,
     UnsuitableModelError,
@@ -93,23 +91,6 @@ from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 _LOCAL = ".local_prototypes"
 _GLOBAL = ".global_prototypes"
 _BETA = "beta"
-
-DESCRIPTION = Description(
-    name="fedali",
-    paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers for "
-    "Generalized Mobile Services, arXiv:2411.10595",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters", "global prototypes"),
-        up=("parameters", "local prototypes", "number of examples"),
-        personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    alignment=True,
-    partial_work=True,
-    published={"kind": "adam", "lr": 1e-4},
-)
 
 
 class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,50 +117,134 @@ class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     kmeans_empty: EmptyClusters = "keep"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class FedAli(Strategy):
+    """A shared model whose alignment layers have prototypes of their own."""
 
-    Attributes:
-        layers: names of the ALP layers.
-        betas: names of the buffers that hold β.
-        downlink: layout of a payload's tensors.
-        uplink: layout of an update's tensors.
-    """
-
+    description = Description(
+        name="fedali",
+        paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers "
+        "for Generalized Mobile Services, arXiv:2411.10595",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("parameters", "global prototypes"),
+            up=("parameters", "local prototypes", "number of examples"),
+            personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
+        ),
+        tasks=ALL_TASKS,
+        takes_aggregator=True,
+        alignment=True,
+        partial_work=True,
+        published={"kind": "adam", "lr": 1e-4},
+    )
     settings: FedAliSettings
-    model: Model
-    layers: tuple[str, ...]
-    betas: tuple[str, ...]
-    downlink: Layout
-    uplink: Layout
+
+    def __init__(self, settings: FedAliSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.layers, self.betas = _alignment(model)
+        if settings.local_init is not None:
+            refuse_rewritten(self.description.name, model)
+        params = prefixed_layout(PARAMS, model.params.layout).shapes
+        shapes = {name: model.buffers.layout.shapes[name + _LOCAL] for name in self.layers}
+        down = {BUFFERS + layer + _GLOBAL: shape for layer, shape in shapes.items()}
+        up = {BUFFERS + layer + _LOCAL: shape for layer, shape in shapes.items()}
+        self.shared = Layout.of(params | up)
+        self.payload = TensorForms(required=float32_forms(Layout.of(params | down)))
+        self.uplink = TensorForms(required=float32_forms(self.shared))
+        self.private = PrivateForm(baseline=self._baseline)
+
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        tensors = prefixed(PARAMS, model.params)
+        for layer in self.layers:
+            tensors[BUFFERS + layer + _GLOBAL] = model.buffers[layer + _GLOBAL]
+        return ServerState(round_id=0, tensors=tensors)
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        start = initialise(self.settings, self._arrived(state, payload), tools)
+        trained = train(start.network, tools.training, self.settings)
+        return finish_round(start, trained, tools, self.shared)
+
+    def _arrived(self, state: ClientState, payload: Payload) -> InitialModel:
+        """The client's model with the received tensors in the place of its own."""
+        network = Network(
+            params=self._params(payload.tensors), buffers=self._buffers(state, payload)
+        )
+        head = self.model.head
+        return InitialModel(state=state, payload=payload, network=network, head=head)
+
+    def _buffers(self, state: ClientState, payload: Payload) -> TensorMap:
+        """The model's buffers with which local training starts."""
+        first = payload.round_id == 1
+        settings = self.settings
+        buffers = unpack(state.tensors, BUFFERS, self.model.buffers.layout)
+        for name in self.betas:
+            buffers[name][...] = 0.0 if first else settings.beta
+        keep = settings.keep_local_prototypes and state.round_id > 0
+        for layer in self.layers:
+            received = payload.tensors[BUFFERS + layer + _GLOBAL]
+            buffers[layer + _GLOBAL][...] = received
+            if not keep:
+                initial = self.model.buffers[layer + _LOCAL]
+                buffers[layer + _LOCAL][...] = initial if first else received
+        return buffers
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        """Combine everything, cluster prototypes; without examples the state stays as it is."""
+        shapes = self.shared.shapes
+        names = [BUFFERS + layer + _LOCAL for layer in self.layers]
+        collected = {name: np.zeros((len(updates), *shapes[name]), np.float32) for name in names}
+        weights = [0] * len(updates)
+
+        def collect(position: int, update: Update) -> None:
+            for name in names:
+                collected[name][position] = update.tensors[name]
+            weights[position] = update.num_examples
+
+        params = prefixed_layout(PARAMS, self.model.params.layout)
+        combined = combine_updates(updates, params, tools.aggregator, state.tensors, visit=collect)
+        if combined is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        merged: dict[str, NDArray[Any]] = {**combined}
+        figures: dict[str, float] = {}
+        for layer, name in zip(self.layers, names, strict=True):
+            old = state.tensors[BUFFERS + layer + _GLOBAL]
+            clients = collected.pop(name), weights
+            clusters = _clustered(self.settings, tools.aggregator, old, clients)
+            merged[BUFFERS + layer + _GLOBAL] = clusters.means
+            figures |= {f"{layer}.{key}": value for key, value in _figures(old, clusters).items()}
+        return ServerState(round_id=state.round_id + 1, tensors=merged, figures=figures)
+
+    def _baseline(self, state: ServerState) -> Tensors:
+        """What the clients' updates start from: local prototypes are the global ones on arrival."""
+        tensors = {name: value for name, value in state.tensors.items() if name.startswith(PARAMS)}
+        for layer in self.layers:
+            arrived = state.tensors[BUFFERS + layer + _GLOBAL]
+            local = arrived if state.round_id else self.model.buffers[layer + _LOCAL]
+            tensors[BUFFERS + layer + _LOCAL] = local
+        return tensors
+
+    def server_model(self, state: ServerState) -> Network:
+        buffers = self.model.buffers.copy()
+        for name in self.betas:
+            buffers[name][...] = self.settings.beta
+        for layer in self.layers:
+            clustered = state.tensors[BUFFERS + layer + _GLOBAL]
+            buffers[layer + _GLOBAL][...] = clustered
+            if state.round_id:
+                buffers[layer + _LOCAL][...] = clustered
+        return Network(params=self._params(state.tensors), buffers=buffers)
+
+    def _params(self, tensors: Tensors) -> TensorMap:
+        return unpack(tensors, PARAMS, self.model.params.layout)
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedAli for one model.
+def _alignment(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the alignment layers, and of the buffers that hold β.
 
     Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model without ALP
-            layers, or with ``local_init`` one whose training calls set parameters.
+        UnsuitableModelError: the model has no such layers.
     """
-    context = _context(parse_settings(DESCRIPTION.name, settings, FedAliSettings), model)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=context.settings,
-        payload=TensorForms(required=float32_forms(context.downlink)),
-        uplink=TensorForms(required=float32_forms(context.uplink)),
-        server_init=partial(_server_init, context),
-        downlink=downlink,
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, context.model),
-        aggregate=partial(_aggregate, context),
-        server_model=partial(_server_model, context),
-        private=PrivateForm(baseline=partial(_baseline, context)),
-    )
-
-
-def _context(settings: FedAliSettings, model: Model) -> _Context:
     shapes = model.buffers.layout.shapes
     layers = tuple(name.removesuffix(_LOCAL) for name in shapes if name.endswith(_LOCAL))
     fits = all(shapes.get(layer + _GLOBAL) == shapes[layer + _LOCAL] for layer in layers)
@@ -192,89 +257,7 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
             f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "
             "--align 'MODULE=PROTOTYPES' to choose where"
         )
-    if settings.local_init is not None:
-        refuse_rewritten(DESCRIPTION.name, model)
-    params = prefixed_layout(PARAMS, model.params.layout).shapes
-    down = {BUFFERS + layer + _GLOBAL: shapes[layer + _GLOBAL] for layer in layers}
-    up = {BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers}
-    return _Context(
-        settings=settings,
-        model=model,
-        layers=layers,
-        betas=betas,
-        downlink=Layout.of(params | down),
-        uplink=Layout.of(params | up),
-    )
-
-
-def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
-    tensors = prefixed(PARAMS, model.params)
-    for layer in context.layers:
-        tensors[BUFFERS + layer + _GLOBAL] = model.buffers[layer + _GLOBAL]
-    return ServerState(round_id=0, tensors=tensors)
-
-
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    start = initialise(context.settings, _arrived(context, state, payload), tools)
-    trained = train(start.network, tools.training, context.settings)
-    return finish_round(start, trained, tools, context.uplink)
-
-
-def _arrived(context: _Context, state: ClientState, payload: Payload) -> InitialModel:
-    """The client's model with the received tensors in the place of its own."""
-    network = Network(
-        params=_params(context, payload.tensors), buffers=_buffers(context, state, payload)
-    )
-    head = context.model.head
-    return InitialModel(state=state, payload=payload, network=network, head=head)
-
-
-def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
-    """The model's buffers with which local training starts."""
-    first = payload.round_id == 1
-    settings = context.settings
-    buffers = unpack(state.tensors, BUFFERS, context.model.buffers.layout)
-    for name in context.betas:
-        buffers[name][...] = 0.0 if first else settings.beta
-    keep = settings.keep_local_prototypes and state.round_id > 0
-    for layer in context.layers:
-        received = payload.tensors[BUFFERS + layer + _GLOBAL]
-        buffers[layer + _GLOBAL][...] = received
-        if not keep:
-            initial = context.model.buffers[layer + _LOCAL]
-            buffers[layer + _LOCAL][...] = initial if first else received
-    return buffers
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    """Combine everything, cluster prototypes; without examples the state stays as it is."""
-    shapes = context.uplink.shapes
-    names = [BUFFERS + layer + _LOCAL for layer in context.layers]
-    collected = {name: np.zeros((len(updates), *shapes[name]), np.float32) for name in names}
-    weights = [0] * len(updates)
-
-    def collect(position: int, update: Update) -> None:
-        for name in names:
-            collected[name][position] = update.tensors[name]
-        weights[position] = update.num_examples
-
-    params = prefixed_layout(PARAMS, context.model.params.layout)
-    combined = combine_updates(updates, params, tools.aggregator, state.tensors, visit=collect)
-    if combined is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    merged: dict[str, NDArray[Any]] = {**combined}
-    figures: dict[str, float] = {}
-    for layer, name in zip(context.layers, names, strict=True):
-        old = state.tensors[BUFFERS + layer + _GLOBAL]
-        clients = collected.pop(name), weights
-        clusters = _clustered(context.settings, tools.aggregator, old, clients)
-        merged[BUFFERS + layer + _GLOBAL] = clusters.means
-        figures |= {f"{layer}.{key}": value for key, value in _figures(old, clusters).items()}
-    return ServerState(round_id=state.round_id + 1, tensors=merged, figures=figures)
+    return layers, betas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,16 +287,6 @@ def _figures(old: NDArray[np.float32], clusters: _Clusters) -> dict[str, float]:
         stayed = clusters.labels == np.arange(len(old))
         found["relabelled"] = 1.0 - float(stayed.mean())
     return found
-
-
-def _baseline(context: _Context, state: ServerState) -> Tensors:
-    """What the clients' updates start from: local prototypes are the global ones on arrival."""
-    tensors = {name: value for name, value in state.tensors.items() if name.startswith(PARAMS)}
-    for layer in context.layers:
-        arrived = state.tensors[BUFFERS + layer + _GLOBAL]
-        local = arrived if state.round_id else context.model.buffers[layer + _LOCAL]
-        tensors[BUFFERS + layer + _LOCAL] = local
-    return tensors
 
 
 def _clustered(
@@ -397,19 +370,3 @@ def _nearest(points: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArr
     squares = np.square(centres, dtype=np.float64).sum(axis=1)
     nearest: NDArray[np.int64] = (squares - 2 * products).argmin(axis=1)
     return nearest
-
-
-def _server_model(context: _Context, state: ServerState) -> Network:
-    buffers = context.model.buffers.copy()
-    for name in context.betas:
-        buffers[name][...] = context.settings.beta
-    for layer in context.layers:
-        clustered = state.tensors[BUFFERS + layer + _GLOBAL]
-        buffers[layer + _GLOBAL][...] = clustered
-        if state.round_id:
-            buffers[layer + _LOCAL][...] = clustered
-    return Network(params=_params(context, state.tensors), buffers=buffers)
-
-
-def _params(context: _Context, tensors: Tensors) -> TensorMap:
-    return unpack(tensors, PARAMS, context.model.params.layout)

@@ -40,27 +40,16 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import SquaredDistances, WeightedMean
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
 from protofleet.strategies.bounds import Bounds, Share, Weight
 from protofleet.strategies.client_models import Vector, kept_models, models_of, with_delivered
-from protofleet.strategies.common import PARAMS, parse_settings, prefixed
+from protofleet.strategies.common import PARAMS, prefixed
+from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -71,7 +60,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     Travels,
     Update,
     Updates,
@@ -83,19 +71,6 @@ _ROUNDING = 1e-9
 """By so much a sum of weights may be above 1."""
 _BLOCK = 1 << 22
 """Numbers of all clients that are put side by side at a time."""
-
-DESCRIPTION = Description(
-    name="fedamp",
-    paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, "
-    "arXiv:2007.03797",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("the client's own combination of all clients' parameters",),
-        up=("parameters", "number of examples"),
-        personal=("buffers of the model",),
-    ),
-    tasks=ALL_TASKS,
-)
 
 
 class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,75 +95,67 @@ class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     self_weight: Share = 0.5
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedAMP for one model.
+class FedAmp(SharedModel):
+    """Each client's model is pulled to those that are like it."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedAmpSettings)
-    context = share_all(DESCRIPTION, chosen, model)
-    return replace(
-        averaging(context, _client_update),
-        server_init=_server_init,
-        downlink=partial(_downlink, context),
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-        private=None,
-        mean=None,
+    description = Description(
+        name="fedamp",
+        paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, "
+        "arXiv:2007.03797",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("the client's own combination of all clients' parameters",),
+            up=("parameters", "number of examples"),
+            personal=("buffers of the model",),
+        ),
+        tasks=ALL_TASKS,
     )
+    settings: FedAmpSettings
 
+    def __init__(self, settings: FedAmpSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.private = self.mean = None
 
-def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
-    """Nobody has delivered: every client starts from the bundle's model."""
-    return ServerState(round_id=0, tensors={})
+    def server_init(self, _model: Model, _rng: np.random.Generator) -> ServerState:
+        """Nobody has delivered: every client starts from the bundle's model."""
+        return ServerState(round_id=0, tensors={})
 
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        models, params = models_of(state.tensors), self.model.params
+        if not models:
+            return Payload(round_id=state.round_id + 1, tensors=prefixed(PARAMS, params))
+        row = list(models).index(client_id) if client_id in models else len(models)
+        weights = state.tensors[_ATTENTION][row].tolist()
+        mean = WeightedMean(params.layout.size)
+        # Algorithm 1: u_i; the weights' sum is 1.
+        mean.add_all(list(zip([*models.values(), params.buffer], weights, strict=True)))
+        u = TensorMap(self.shared, mean.result())
+        return Payload(round_id=state.round_id + 1, tensors={**u})
 
-def _downlink(
-    context: AveragingContext[FedAmpSettings], state: ServerState, client_id: str
-) -> Payload:
-    models, params = models_of(state.tensors), context.model.params
-    if not models:
-        return Payload(round_id=state.round_id + 1, tensors=prefixed(PARAMS, params))
-    row = list(models).index(client_id) if client_id in models else len(models)
-    weights = state.tensors[_ATTENTION][row].tolist()
-    mean = WeightedMean(params.layout.size)
-    # Algorithm 1: u_i; the weights' sum is 1.
-    mean.add_all(list(zip([*models.values(), params.buffer], weights, strict=True)))
-    u = TensorMap(context.shared, mean.result())
-    return Payload(round_id=state.round_id + 1, tensors={**u})
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        received = self.receive(state, payload)
+        start = initialise(settings, received, tools)
+        # Algorithm 1: ∇F_i(w) + λ / alpha_k (w - u_i)
+        pull = settings.lam if settings.alpha is None else settings.lam / settings.alpha
+        fit = Fit(proximal=(pull, received.network.params))
+        trained = train(start.network.copy(), tools.training, settings, fit)
+        return finish_round(start, trained, tools, self.shared)
 
+    def aggregate(self, state: ServerState, updates: Updates, _tools: ServerTools) -> ServerState:
+        before = models_of(state.tensors)
+        models = with_delivered(before, updates, self.shared)
+        if models is before:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        every = [*models.values(), self.model.params.buffer]
+        weights, figures = _attention(self.settings, every)
+        tensors: dict[str, NDArray[Any]] = {**kept_models(models), _ATTENTION: weights}
+        return ServerState(round_id=state.round_id + 1, tensors=tensors, figures=figures)
 
-def _client_update(
-    context: AveragingContext[FedAmpSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    received = receive(context, state, payload)
-    start = initialise(settings, received, tools)
-    # Algorithm 1: ∇F_i(w) + λ / alpha_k (w - u_i)
-    pull = settings.lam if settings.alpha is None else settings.lam / settings.alpha
-    fit = Fit(proximal=(pull, received.network.params))
-    trained = train(start.network.copy(), tools.training, settings, fit)
-    return finish_round(start, trained, tools, context.shared)
-
-
-def _aggregate(
-    context: AveragingContext[FedAmpSettings],
-    state: ServerState,
-    updates: Updates,
-    _tools: ServerTools,
-) -> ServerState:
-    before = models_of(state.tensors)
-    models = with_delivered(before, updates, context.shared)
-    if models is before:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    every = [*models.values(), context.model.params.buffer]
-    weights, figures = _attention(context.settings, every)
-    tensors: dict[str, NDArray[Any]] = {**kept_models(models), _ATTENTION: weights}
-    return ServerState(round_id=state.round_id + 1, tensors=tensors, figures=figures)
+    def server_model(self, _state: ServerState) -> None:
+        return None
 
 
 def _attention(

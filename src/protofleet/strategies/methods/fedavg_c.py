@@ -8,21 +8,12 @@ round and is scored with the outcome, which the server does not average.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.types import Strategy
-from protofleet.tensors import Model
-
-DESCRIPTION = replace(fedavg.DESCRIPTION, name="fedavg_c", final_fit=True)
+from protofleet.strategies.methods.fedavg import FedAvg
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedAvg with a final fit, for one model.
+class FedAvgC(FedAvg):
+    """FedAvg with a final fit."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    return fedavg.build_as(DESCRIPTION, settings, model)
+    description = replace(FedAvg.description, name="fedavg_c", final_fit=True)

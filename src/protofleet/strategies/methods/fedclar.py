@@ -33,10 +33,9 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -44,26 +43,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import SquaredDistances
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
 from protofleet.strategies.bounds import Bounds, Count, Passes
-from protofleet.strategies.common import (
-    PARAMS,
-    client_key,
-    combine_updates,
-    ordered,
-    parse_settings,
-    shared_layout,
-)
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.common import PARAMS, client_key, combine_updates, ordered, shared_layout
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Group
+from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ClientState,
@@ -71,7 +55,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     Travels,
     Update,
     Updates,
@@ -82,21 +65,6 @@ _CLUSTERS = "clusters/"
 _CLIENTS, _LABELS, _PROFILES = "clients", "labels", "profiles"
 _HELD = 1 << 27
 """Bytes of updates of small clusters that are held at a time."""
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="fedclar",
-    paper="Presotto et al., FedCLAR: Federated Clustering for Personalized Sensor-Based Human "
-    "Activity Recognition, PerCom 2022",
-    travels=Travels(
-        down=("parameters of the client's cluster",),
-        up=("parameters", "number of examples"),
-        personal=("after the last round: fine-tuned head", "buffers of the model"),
-    ),
-    final_fit=True,
-    partial_work=False,
-    weighted_mean=False,
-)
 
 
 class FedClarSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,70 +84,77 @@ class FedClarSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
     fine_tune_epochs: Passes = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What the server's half knows.
+class FedClar(SharedModel):
+    """FedAvg within clusters that are found in the middle."""
 
-    Attributes:
-        shared: prefixed layout of all parameters.
-        head: of the last layers' parameters.
-        average: FedAvg's ``aggregate``.
-    """
-
+    description = replace(
+        FedAvg.description,
+        name="fedclar",
+        paper="Presotto et al., FedCLAR: Federated Clustering for Personalized Sensor-Based Human "
+        "Activity Recognition, PerCom 2022",
+        travels=Travels(
+            down=("parameters of the client's cluster",),
+            up=("parameters", "number of examples"),
+            personal=("after the last round: fine-tuned head", "buffers of the model"),
+        ),
+        final_fit=True,
+        partial_work=False,
+        weighted_mean=False,
+    )
     settings: FedClarSettings
-    shared: Layout
-    head: Layout
-    average: Callable[[ServerState, Updates, ServerTools], ServerState]
 
+    def __init__(self, settings: FedClarSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        body, every = shared_layout(model, settings.head).shapes, self.shared.shapes
+        self.head = Layout.of({name: shape for name, shape in every.items() if name not in body})
+        self.private = self.mean = None
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedCLAR for one model.
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        if not payload.final:
+            return super().client_update(state, payload, tools)
+        settings = self.settings
+        start = initialise(settings, self.receive(state, payload), tools)
+        training = msgspec.structs.replace(settings, epochs=settings.fine_tune_epochs)
+        names = {name.removeprefix(PARAMS) for name in self.head.shapes}
+        last_layers = Fit(groups=[Group(names=names, optimiser=settings.optimiser)])
+        trained = train(start.network, tools.training, training, last_layers)
+        kept, update = finish_round(start, trained, tools, self.shared)
+        return kept, replace(update, tensors=payload.tensors)
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model or nothing of it.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedClarSettings)
-    context = share_all(DESCRIPTION, chosen, model)
-    body = shared_layout(model, chosen.head).shapes
-    head = Layout.of({n: shape for n, shape in context.shared.shapes.items() if n not in body})
-    strategy = averaging(context, partial(_client_update, head))
-    server = _Context(settings=chosen, shared=context.shared, head=head, average=strategy.aggregate)
-    return replace(
-        strategy,
-        downlink=partial(_downlink, server),
-        aggregate=partial(_aggregate, server),
-        private=None,
-        mean=None,
-    )
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        known = state.tensors.get(_CLIENTS, np.zeros(0, np.int64))
+        found = np.flatnonzero(known == client_key(client_id)).tolist()
+        cluster = int(state.tensors[_LABELS][found[0]]) if found else None
+        return Payload(
+            round_id=state.round_id + 1, tensors=_model(self.shared, state.tensors, cluster)
+        )
 
-
-def _client_update(
-    head: Layout,
-    context: AveragingContext[FedClarSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    if not payload.final:
-        return fedavg.client_update(context, state, payload, tools)
-    settings = context.settings
-    start = initialise(settings, receive(context, state, payload), tools)
-    training = msgspec.structs.replace(settings, epochs=settings.fine_tune_epochs)
-    names = {name.removeprefix(PARAMS) for name in head.shapes}
-    last_layers = Fit(groups=[Group(names=names, optimiser=settings.optimiser)])
-    trained = train(start.network, tools.training, training, last_layers)
-    kept, update = finish_round(start, trained, tools, context.shared)
-    return kept, replace(update, tensors=payload.tensors)
-
-
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    known = state.tensors.get(_CLIENTS, np.zeros(0, np.int64))
-    found = np.flatnonzero(known == client_key(client_id)).tolist()
-    cluster = int(state.tensors[_LABELS][found[0]]) if found else None
-    return Payload(
-        round_id=state.round_id + 1, tensors=_model(context.shared, state.tensors, cluster)
-    )
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        round_id = state.round_id + 1
+        if round_id < self.settings.cluster_round:
+            return super().aggregate(state, updates, tools)
+        before = Clusters.of(state.tensors, self.head)
+        units = _units(self.head, updates)
+        if not units:
+            return ServerState(round_id=round_id, tensors=state.tensors)
+        fleet = before.joined(units, self.settings.threshold)
+        models = _stacks(self.shared, state.tensors, before.count, fleet.count)
+        members: dict[int, set[int]] = {}
+        for key in units:
+            cluster = fleet.labels_of[key]
+            if cluster >= before.count or key in before.labels_of:
+                members.setdefault(cluster, set()).add(key)
+        for cluster, own in _parted(updates, dict(sorted(members.items())), self.shared):
+            known = cluster if cluster < before.count else None
+            old = _model(self.shared, state.tensors, known)
+            combined = combine_updates(own, self.shared, tools.aggregator, old)
+            for name, value in (combined or {}).items():
+                models[_CLUSTERS + name][cluster] = value
+        return ServerState(
+            round_id=round_id, tensors={**state.tensors, **models, **fleet.tensors()}
+        )
 
 
 def _model(shared: Layout, tensors: Tensors, cluster: int | None) -> Tensors:
@@ -187,32 +162,6 @@ def _model(shared: Layout, tensors: Tensors, cluster: int | None) -> Tensors:
     if cluster is None:
         return {name: tensors[name] for name in shared.shapes}
     return {name: tensors[_CLUSTERS + name][cluster] for name in shared.shapes}
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    round_id = state.round_id + 1
-    if round_id < context.settings.cluster_round:
-        return context.average(state, updates, tools)
-    before = Clusters.of(state.tensors, context.head)
-    units = _units(context.head, updates)
-    if not units:
-        return ServerState(round_id=round_id, tensors=state.tensors)
-    fleet = before.joined(units, context.settings.threshold)
-    models = _stacks(context.shared, state.tensors, before.count, fleet.count)
-    members: dict[int, set[int]] = {}
-    for key in units:
-        cluster = fleet.labels_of[key]
-        if cluster >= before.count or key in before.labels_of:
-            members.setdefault(cluster, set()).add(key)
-    for cluster, own in _parted(updates, dict(sorted(members.items())), context.shared):
-        known = cluster if cluster < before.count else None
-        old = _model(context.shared, state.tensors, known)
-        combined = combine_updates(own, context.shared, tools.aggregator, old)
-        for name, value in (combined or {}).items():
-            models[_CLUSTERS + name][cluster] = value
-    return ServerState(round_id=round_id, tensors={**state.tensors, **models, **fleet.tensors()})
 
 
 def _units(head: Layout, updates: Updates) -> dict[int, NDArray[np.float64]]:

@@ -34,26 +34,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies import averaging
-from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
 from protofleet.strategies.bounds import MOST, Bounded, Bounds
-from protofleet.strategies.common import (
-    PARAMS,
-    client_init,
-    client_key,
-    combine_updates,
-    parse_settings,
-    prefixed,
-    unpack,
-)
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.common import PARAMS, client_key, combine_updates, prefixed, unpack
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.shared_model import (
+    SharedModel,
+    SharedTraining,
+    finish_round,
+    initialise,
+)
 from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     ClientState,
@@ -61,7 +56,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -70,18 +64,6 @@ from protofleet.strategies.types import (
 )
 from protofleet.tensors import Model, TensorMap
 
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="feddyn",
-    paper="Acar et al., Federated Learning Based on Dynamic Regularization, arXiv:2111.04263",
-    travels=Travels(
-        down=("parameters", "with weighted_alpha: number of clients and of their examples"),
-        up=("parameters", "number of examples"),
-        personal=("what it has moved in all its rounds", "buffers of the model"),
-    ),
-    partial_work=False,
-    weighted_mean=False,
-)
 _MOVED = "moved/"
 _POPULATION = "population"
 _CLIENTS, _EXAMPLES = "clients", "examples"  # keys of those that took part, and their n_i
@@ -101,7 +83,7 @@ class FedDynServer(Bounded, frozen=True, kw_only=True):
     population: Annotated[int, Bounds(0)] = 0
 
 
-class FedDynSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+class FedDynSettings(SharedTraining, frozen=True, kw_only=True):
     """Local training and its dynamic regulariser.
 
     Attributes:
@@ -119,70 +101,94 @@ class FedDynSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     server: FedDynServer = FedDynServer()
 
 
-_Context = AveragingContext[FedDynSettings]
+class FedDyn(SharedModel):
+    """A penalty that makes the clients' optima those of all."""
 
+    description = replace(
+        FedAvg.description,
+        name="feddyn",
+        paper="Acar et al., Federated Learning Based on Dynamic Regularization, arXiv:2111.04263",
+        travels=Travels(
+            down=("parameters", "with weighted_alpha: number of clients and of their examples"),
+            up=("parameters", "number of examples"),
+            personal=("what it has moved in all its rounds", "buffers of the model"),
+        ),
+        partial_work=False,
+        weighted_mean=False,
+    )
+    settings: FedDynSettings
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedDyn for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-        UnsuitableModelError: training calls that set parameters.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedDynSettings)
-    refuse_rewritten(DESCRIPTION.name, model)
-    context = averaging.share_all(DESCRIPTION, chosen, model)
-    strategy = averaging.averaging(context, _client_update)
-    known = {_POPULATION: TensorForm((2,), "int64")} if chosen.weighted_alpha else {}
-    return replace(
-        strategy,
-        payload=TensorForms(required={**strategy.payload.required, **known}),
-        server_init=partial(_server_init, chosen),
-        downlink=partial(_downlink, context),
-        client_init=_client_init,
-        aggregate=partial(_aggregate, context),
+    def __init__(self, settings: FedDynSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model)
+        if settings.weighted_alpha:
+            known = {**self.payload.required, _POPULATION: TensorForm((2,), "int64")}
+            self.payload = TensorForms(required=known)
         # The mean of all clients' moves changes by the number of those that took part.
-        private=None,
-        mean=None,
-    )
+        self.private = self.mean = None
 
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        moved = prefixed(_MOVED, TensorMap.zeros(model.params.layout))
+        tensors = {**prefixed(PARAMS, model.params), **moved}
+        names = (_CLIENTS, _EXAMPLES) if self.settings.weighted_alpha else (_CLIENTS,)
+        return ServerState(
+            round_id=0, tensors={**tensors, **{name: np.zeros(0, np.int64) for name in names}}
+        )
 
-def _server_init(settings: FedDynSettings, model: Model, _rng: np.random.Generator) -> ServerState:
-    moved = prefixed(_MOVED, TensorMap.zeros(model.params.layout))
-    tensors = {**prefixed(PARAMS, model.params), **moved}
-    names = (_CLIENTS, _EXAMPLES) if settings.weighted_alpha else (_CLIENTS,)
-    return ServerState(
-        round_id=0, tensors={**tensors, **{name: np.zeros(0, np.int64) for name in names}}
-    )
+    def downlink(self, state: ServerState, _client_id: str) -> Payload:
+        tensors = {name: state.tensors[name] for name in self.down.shapes}
+        if self.settings.weighted_alpha:
+            examples = state.tensors[_EXAMPLES]
+            tensors[_POPULATION] = np.array([examples.size, examples.sum()], np.int64)
+        return Payload(round_id=state.round_id + 1, tensors=tensors)
 
+    def client_init(self, model: Model) -> ClientState:
+        fresh = super().client_init(model)
+        moved = prefixed(_MOVED, TensorMap.zeros(model.params.layout))
+        return replace(fresh, tensors={**fresh.tensors, **moved})
 
-def _downlink(context: _Context, state: ServerState, _client_id: str) -> Payload:
-    tensors = {name: state.tensors[name] for name in context.down.shapes}
-    if context.settings.weighted_alpha:
-        examples = state.tensors[_EXAMPLES]
-        tensors[_POPULATION] = np.array([examples.size, examples.sum()], np.int64)
-    return Payload(round_id=state.round_id + 1, tensors=tensors)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, layout = self.settings, self.model.params.layout
+        params = {name: payload.tensors[name] for name in self.down.shapes}
+        received = self.receive(state, replace(payload, tensors=params))
+        start = initialise(settings, received, tools)
+        moved = unpack(state.tensors, _MOVED, layout)
+        theta = received.network.params.buffer
+        fit = _fit(
+            settings, _alpha(settings, payload, tools), TensorMap(layout, theta - moved.buffer)
+        )
+        trained = train(start.network.copy(), tools.training, settings, fit)
+        moved.buffer[...] += trained.network.params.buffer - theta  # g_i ← g_i - α (θ_i - θ^{t-1})
+        return finish_round(start, trained, tools, self.shared, keep=prefixed(_MOVED, moved))
 
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        layout, old = self.model.params.layout, state.tensors
+        came: dict[int, int] = {}
 
-def _client_init(model: Model) -> ClientState:
-    fresh = client_init(model)
-    moved = prefixed(_MOVED, TensorMap.zeros(model.params.layout))
-    return replace(fresh, tensors={**fresh.tensors, **moved})
+        def note(_position: int, update: Update) -> None:
+            came[client_key(update.client_id)] = update.num_examples
 
-
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings, layout = context.settings, context.model.params.layout
-    params = {name: payload.tensors[name] for name in context.down.shapes}
-    received = receive(context, state, replace(payload, tensors=params))
-    start = initialise(settings, received, tools)
-    moved = unpack(state.tensors, _MOVED, layout)
-    theta = received.network.params.buffer
-    fit = _fit(settings, _alpha(settings, payload, tools), TensorMap(layout, theta - moved.buffer))
-    trained = train(start.network.copy(), tools.training, settings, fit)
-    moved.buffer[...] += trained.network.params.buffer - theta  # g_i ← g_i - α (θ_i - θ^{t-1})
-    return finish_round(start, trained, tools, context.shared, keep=prefixed(_MOVED, moved))
+        combined = combine_updates(
+            updates, self.shared, tools.aggregator, old, by_examples=False, visit=note
+        )
+        if combined is None:
+            return ServerState(round_id=state.round_id + 1, tensors=old)
+        before, moved = (unpack(old, prefix, layout).buffer for prefix in (PARAMS, _MOVED))
+        known = _known(self.settings, old, came)
+        least = self.settings.server.population
+        then, now = (max(least, tensors[_CLIENTS].size) for tensors in (old, known))
+        total = then * moved.astype(np.float64)
+        total += len(came) * (combined.buffer.astype(np.float64) - before)
+        mean = total / now  # h ← h - α/N Σ(θ_i - θ^{t-1})
+        params = (combined.buffer + mean).astype(np.float32)  # θ = mean_S θ_i - h/α
+        tensors = {
+            **prefixed(PARAMS, TensorMap(layout, params)),
+            **prefixed(_MOVED, TensorMap(layout, mean.astype(np.float32))),
+            **known,
+        }
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _alpha(settings: FedDynSettings, payload: Payload, tools: ClientTools) -> float:
@@ -204,36 +210,6 @@ def _fit(settings: FedDynSettings, alpha: float, anchor: TensorMap) -> Fit:
     linear = TensorMap(anchor.layout, np.float32(-alpha) * anchor.buffer)
     zeros = TensorMap.zeros(anchor.layout)
     return Fit(correction=linear, max_norm=settings.max_norm, proximal=(alpha, zeros))
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    layout, old = context.model.params.layout, state.tensors
-    came: dict[int, int] = {}
-
-    def note(_position: int, update: Update) -> None:
-        came[client_key(update.client_id)] = update.num_examples
-
-    combined = combine_updates(
-        updates, context.shared, tools.aggregator, old, by_examples=False, visit=note
-    )
-    if combined is None:
-        return ServerState(round_id=state.round_id + 1, tensors=old)
-    before, moved = (unpack(old, prefix, layout).buffer for prefix in (PARAMS, _MOVED))
-    known = _known(context.settings, old, came)
-    least = context.settings.server.population
-    then, now = (max(least, tensors[_CLIENTS].size) for tensors in (old, known))
-    total = then * moved.astype(np.float64)
-    total += len(came) * (combined.buffer.astype(np.float64) - before)
-    mean = total / now  # h ← h - α/N Σ(θ_i - θ^{t-1})
-    params = (combined.buffer + mean).astype(np.float32)  # θ = mean_S θ_i - h/α
-    tensors = {
-        **prefixed(PARAMS, TensorMap(layout, params)),
-        **prefixed(_MOVED, TensorMap(layout, mean.astype(np.float32))),
-        **known,
-    }
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _known(

@@ -34,9 +34,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -51,20 +49,13 @@ from protofleet.strategies.client_models import (
     SEED,
     kept_models,
     models_of,
-    server_init,
+    no_models,
     shuffled_others,
     stacked,
     with_delivered,
 )
-from protofleet.strategies.common import (
-    client_init,
-    client_model,
-    network_names,
-    network_tensors,
-    parse_settings,
-    prefixed,
-    prefixed_layout,
-)
+from protofleet.strategies.common import network_names, network_tensors, prefixed, prefixed_layout
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, Loss
 from protofleet.strategies.training import ExampleRows, Training, train
 from protofleet.strategies.types import (
@@ -76,7 +67,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -84,24 +74,11 @@ from protofleet.strategies.types import (
     Updates,
     float32_forms,
 )
-from protofleet.tensors import Layout, Model, Network, TensorMap
+from protofleet.tensors import Model, Network, TensorMap
 
 _WEIGHTS = "weights"
 _PREFERENCE = "preference"
 _MOST_MODELS = 1000
-
-DESCRIPTION = Description(
-    name="fedfomo",
-    paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, "
-    "arXiv:2012.08565",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters of other clients, several models",),
-        up=("parameters", "weights of the models received", "number of examples"),
-        personal=("examples for validation", "buffers of the model"),
-    ),
-    tasks=ALL_TASKS,
-)
 
 
 class FedFomoSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,49 +99,115 @@ class FedFomoSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields
     score_at: Literal["start", "end"] = "end"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know; ``sent``: layout of an update's parameters."""
+class FedFomo(Strategy):
+    """Each client weighs the models of those that help it."""
 
+    description = Description(
+        name="fedfomo",
+        paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, "
+        "arXiv:2012.08565",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("parameters of other clients, several models",),
+            up=("parameters", "weights of the models received", "number of examples"),
+            personal=("examples for validation", "buffers of the model"),
+        ),
+        tasks=ALL_TASKS,
+    )
     settings: FedFomoSettings
-    model: Model
-    sent: Layout
 
+    def __init__(self, settings: FedFomoSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.sent = prefixed_layout(OWN, model.params.layout)
+        most, size = settings.models, model.params.layout.size
+        others = TensorForm((None, size), most=most)
+        self.payload = TensorForms(required={OTHERS: others})
+        weights = {_WEIGHTS: TensorForm((most,))}
+        self.uplink = TensorForms(required=float32_forms(self.sent) | weights)
+        self.carried = network_names(model)
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedFomo for one model.
+    def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
+        return no_models(model, rng)
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    context = _Context(
-        settings=parse_settings(DESCRIPTION.name, settings, FedFomoSettings),
-        model=model,
-        sent=prefixed_layout(OWN, model.params.layout),
-    )
-    most, size = context.settings.models, model.params.layout.size
-    weights = {_WEIGHTS: TensorForm((most,))}
-    return Strategy(
-        description=DESCRIPTION,
-        settings=context.settings,
-        payload=TensorForms(required={OTHERS: TensorForm((None, size), most=most)}),
-        uplink=TensorForms(required=float32_forms(context.sent) | weights),
-        server_init=server_init,
-        downlink=partial(_downlink, context),
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=network_names(model),
-        check=_check,
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-    )
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        chosen = _chosen(self.settings, state, client_id)
+        others = stacked(models_of(state.tensors), chosen, self.model.params.layout.size)
+        return Payload(round_id=state.round_id + 1, tensors={OTHERS: others})
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, training = self.settings, tools.training
+        held, rest = _split(settings, len(training.y), training.min_batch)
+        own = self.client_model(state)
+        weights = np.zeros(settings.models, np.float32)
+        if len(held):
+            weights[: len(payload.tensors[OTHERS])] = self._weights(own, payload, tools, held)
+        start = _moved(own, payload.tensors[OTHERS], weights)
+        early = tools.evaluate(start) if settings.score_at == "start" else None
+        some = replace(training, x=training.x[rest], y=training.y[rest])
+        trained = train(start, some, settings)
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(training.y),
+            tensors={**prefixed(OWN, trained.network.params), _WEIGHTS: weights},
+            evaluation=early or tools.evaluate(trained.network),
+            loss=trained.loss,
+        )
+        kept = network_tensors(trained.network)
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    chosen = _chosen(context.settings, state, client_id)
-    others = stacked(models_of(state.tensors), chosen, context.model.params.layout.size)
-    return Payload(round_id=state.round_id + 1, tensors={OTHERS: others})
+    def _weights(
+        self, own: Network, payload: Payload, tools: ClientTools, held: ExampleRows
+    ) -> NDArray[np.float64]:
+        """w_n of the models in a payload, ``(m,)``: their sum is 1, or 0."""
+        x, y = tools.training.x[held], tools.training.y[held]
+        loss = self._loss(tools)
+        base = loss(tools.predict(own, x), y)
+        gains = np.zeros(len(payload.tensors[OTHERS]))
+        for place, row in enumerate(payload.tensors[OTHERS]):
+            apart = float(np.linalg.norm(row.astype(np.float64) - own.params.buffer))
+            other = replace(own, params=TensorMap(own.params.layout, row))
+            with np.errstate(over="ignore", invalid="ignore"):  # of a model that is no good
+                gain = base - loss(tools.predict(other, x), y)
+            if apart > 0 and np.isfinite(gain):
+                gains[place] = max(0.0, gain / apart)
+        total = gains.sum()
+        return np.asarray(gains / total) if total > 0 else gains
+
+    def _loss(self, tools: ClientTools) -> Loss:
+        task = TASKS[self.model.task]
+        return task.losses[task.loss_of(tools.training.grad_fns)]
+
+    def check(self, update: Update) -> None:
+        weights = update.tensors[_WEIGHTS]
+        if not ((weights >= 0) & (weights <= 1)).all():
+            raise RefusedError("content", f"update: expected weights from 0 to 1, got {weights}")
+
+    def aggregate(self, state: ServerState, updates: Updates, _tools: ServerTools) -> ServerState:
+        before = models_of(state.tensors)
+        told: dict[str, NDArray[np.float32]] = {}
+
+        def note(update: Update) -> None:
+            told[update.client_id] = np.array(update.tensors[_WEIGHTS])
+
+        models = with_delivered(before, updates, self.sent, note)
+        if models is before:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        places = {name: place for place, name in enumerate(models)}
+        preference = np.zeros((len(models), len(models)))
+        known = [places[name] for name in before]
+        if known:
+            preference[np.ix_(known, known)] = state.tensors[_PREFERENCE]
+        for client_id, weights in told.items():
+            chosen = _chosen(self.settings, state, client_id)
+            share = 1 / max(float(weights.sum()), 1.0)
+            for other, weight in zip(chosen, weights.tolist(), strict=False):
+                preference[places[client_id], places[other]] += share * weight
+        tensors: dict[str, NDArray[Any]] = {**kept_models(models), _PREFERENCE: preference}
+        tensors[SEED] = state.tensors[SEED]
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _chosen(settings: FedFomoSettings, state: ServerState, client_id: str) -> list[str]:
@@ -182,31 +225,6 @@ def _chosen(settings: FedFomoSettings, state: ServerState, client_id: str) -> li
     return chosen
 
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings, training = context.settings, tools.training
-    held, rest = _split(settings, len(training.y), training.min_batch)
-    own = client_model(context.model, state)
-    weights = np.zeros(settings.models, np.float32)
-    if len(held):
-        weights[: len(payload.tensors[OTHERS])] = _weights(context, own, payload, tools, held)
-    start = _moved(own, payload.tensors[OTHERS], weights)
-    early = tools.evaluate(start) if settings.score_at == "start" else None
-    some = replace(training, x=training.x[rest], y=training.y[rest])
-    trained = train(start, some, settings)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(training.y),
-        tensors={**prefixed(OWN, trained.network.params), _WEIGHTS: weights},
-        evaluation=early or tools.evaluate(trained.network),
-        loss=trained.loss,
-    )
-    kept = network_tensors(trained.network)
-    return ClientState(round_id=payload.round_id, tensors=kept), update
-
-
 def _split(
     settings: FedFomoSettings, count: int, min_batch: int
 ) -> tuple[ExampleRows, ExampleRows]:
@@ -218,30 +236,6 @@ def _split(
     return np.sort(order[:held]), np.sort(order[held:])
 
 
-def _weights(
-    context: _Context, own: Network, payload: Payload, tools: ClientTools, held: ExampleRows
-) -> NDArray[np.float64]:
-    """w_n of the models in a payload, ``(m,)``: their sum is 1, or 0."""
-    x, y = tools.training.x[held], tools.training.y[held]
-    loss = _loss(context, tools)
-    base = loss(tools.predict(own, x), y)
-    gains = np.zeros(len(payload.tensors[OTHERS]))
-    for place, row in enumerate(payload.tensors[OTHERS]):
-        apart = float(np.linalg.norm(row.astype(np.float64) - own.params.buffer))
-        other = replace(own, params=TensorMap(own.params.layout, row))
-        with np.errstate(over="ignore", invalid="ignore"):  # of a model that is no good
-            gain = base - loss(tools.predict(other, x), y)
-        if apart > 0 and np.isfinite(gain):
-            gains[place] = max(0.0, gain / apart)
-    total = gains.sum()
-    return np.asarray(gains / total) if total > 0 else gains
-
-
-def _loss(context: _Context, tools: ClientTools) -> Loss:
-    task = TASKS[context.model.task]
-    return task.losses[task.loss_of(tools.training.grad_fns)]
-
-
 def _moved(own: Network, others: NDArray[np.float32], weights: NDArray[np.float32]) -> Network:
     """θ_i + Σ w_n (θ_n - θ_i), in memory of its own."""
     used = weights[: len(others)].astype(np.float64)
@@ -251,36 +245,3 @@ def _moved(own: Network, others: NDArray[np.float32], weights: NDArray[np.float3
     mean = WeightedMean(own.params.layout.size)  # whose weights' sum is 1
     mean.add_all(terms)
     return replace(own, params=TensorMap(own.params.layout, mean.result()))
-
-
-def _check(update: Update) -> None:
-    weights = update.tensors[_WEIGHTS]
-    if not ((weights >= 0) & (weights <= 1)).all():
-        raise RefusedError("content", f"update: expected weights from 0 to 1, got {weights}")
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
-) -> ServerState:
-    before = models_of(state.tensors)
-    told: dict[str, NDArray[np.float32]] = {}
-
-    def note(update: Update) -> None:
-        told[update.client_id] = np.array(update.tensors[_WEIGHTS])
-
-    models = with_delivered(before, updates, context.sent, note)
-    if models is before:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    places = {name: place for place, name in enumerate(models)}
-    preference = np.zeros((len(models), len(models)))
-    known = [places[name] for name in before]
-    if known:
-        preference[np.ix_(known, known)] = state.tensors[_PREFERENCE]
-    for client_id, weights in told.items():
-        chosen = _chosen(context.settings, state, client_id)
-        share = 1 / max(float(weights.sum()), 1.0)
-        for other, weight in zip(chosen, weights.tolist(), strict=False):
-            preference[places[client_id], places[other]] += share * weight
-    tensors: dict[str, NDArray[Any]] = {**kept_models(models), _PREFERENCE: preference}
-    tensors[SEED] = state.tensors[SEED]
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)

@@ -36,26 +36,15 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
 from protofleet.strategies.bounds import Bounds, Weight
-from protofleet.strategies.common import PARAMS, combine_updates, downlink, parse_settings, prefixed
+from protofleet.strategies.common import PARAMS, combine_updates, prefixed
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.prototypes import (
     ClassRows,
@@ -64,16 +53,16 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
 )
+from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
+from protofleet.strategies.strategy import PrivateForm
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -89,26 +78,6 @@ _PRESENT = "present"
 _KNOWLEDGE = (_PROTOTYPES, _PREDICTIONS)
 _OBJECTIVE = "hyper_knowledge"
 _WELL_OUT = 0.5  # of a share, that a lossy codec has moved
-
-DESCRIPTION = Description(
-    name="fedhkd",
-    paper="Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models through "
-    "Federated Learning with Data-Free Hyper-Knowledge Distillation, arXiv:2301.08968",
-    programs=(_OBJECTIVE,),
-    travels=Travels(
-        down=("parameters", "class means of features and of predictions", "which classes have"),
-        up=(
-            "parameters",
-            "class means of features and of predictions",
-            "number of examples",
-            "registered once: number of examples of each class",
-        ),
-        personal=("buffers of the model",),
-    ),
-    class_counts=True,
-    takes_aggregator=True,
-    reads_features=True,
-)
 
 
 class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,77 +100,118 @@ class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     noise_draw: Literal["class", "client"] = "class"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Numbers of classes C and of features d."""
+class FedHkd(SharedModel):
+    """FedAvg that is taught class means of features and of predictions."""
 
-    classes: int
-    width: int
+    description = Description(
+        name="fedhkd",
+        paper="Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models "
+        "through Federated Learning with Data-Free Hyper-Knowledge Distillation, arXiv:2301.08968",
+        programs=(_OBJECTIVE,),
+        travels=Travels(
+            down=("parameters", "class means of features and of predictions", "which classes have"),
+            up=(
+                "parameters",
+                "class means of features and of predictions",
+                "number of examples",
+                "registered once: number of examples of each class",
+            ),
+            personal=("buffers of the model",),
+        ),
+        class_counts=True,
+        takes_aggregator=True,
+        reads_features=True,
+    )
+    settings: FedHKDSettings
 
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedHKD for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a bundle without
-            features.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedHKDSettings)
-    sizes = _Sizes(classes=model.num_classes, width=feature_width(model))
-    context = share_all(DESCRIPTION, chosen, model)
-    knowledge = {
-        _PROTOTYPES: TensorForm((sizes.classes, sizes.width)),
-        _PREDICTIONS: TensorForm((sizes.classes, sizes.classes)),
-    }
-    forms = {**float32_forms(context.shared), **knowledge}
-    present = TensorForm((sizes.classes,), "uint8")
-    return replace(
-        averaging(context, partial(_client_update, sizes)),
-        payload=TensorForms(required={**forms, _PRESENT: present}),
-        uplink=TensorForms(required=forms),
-        server_init=partial(_server_init, sizes),
-        downlink=downlink,
-        check=_check,
-        aggregate=partial(_aggregate, context),
-        mean=None,
-        private=PrivateForm(
+    def __init__(self, settings: FedHKDSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        classes, self.width = model.num_classes, feature_width(model)
+        knowledge = {
+            _PROTOTYPES: TensorForm((classes, self.width)),
+            _PREDICTIONS: TensorForm((classes, classes)),
+        }
+        forms = {**float32_forms(self.shared), **knowledge}
+        present = TensorForm((classes,), "uint8")
+        self.payload = TensorForms(required={**forms, _PRESENT: present})
+        self.uplink = TensorForms(required=forms)
+        self.mean = None
+        self.private = PrivateForm(
             baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
             by_class=frozenset(_KNOWLEDGE),
-        ),
-    )
+        )
 
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        tensors: dict[str, NDArray[Any]] = {
+            **prefixed(PARAMS, model.params),
+            **self._no_knowledge(),
+            _PRESENT: np.zeros(model.num_classes, np.uint8),
+        }
+        return ServerState(round_id=0, tensors=tensors)
 
-def _no_knowledge(sizes: _Sizes) -> dict[str, ClassRows]:
-    return {
-        _PROTOTYPES: np.zeros((sizes.classes, sizes.width), np.float32),
-        _PREDICTIONS: np.zeros((sizes.classes, sizes.classes), np.float32),
-    }
+    def downlink(self, state: ServerState, _client_id: str) -> Payload:
+        return Payload(round_id=state.round_id + 1, tensors=state.tensors)
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        shared = {name: payload.tensors[name] for name in self.shared.shapes}
+        received = self.receive(state, replace(payload, tensors=shared))
+        fit = _taught(settings, payload.tensors, tools)
+        start = initialise(settings, received, tools, fit)
+        trained = train(start.network, tools.training, settings, fit)
+        own = self._knowledge(trained.network, tools)
+        return finish_round(start, trained, tools, self.shared, send=own)
 
-def _server_init(sizes: _Sizes, model: Model, _rng: np.random.Generator) -> ServerState:
-    tensors: dict[str, NDArray[Any]] = {
-        **prefixed(PARAMS, model.params),
-        **_no_knowledge(sizes),
-        _PRESENT: np.zeros(sizes.classes, np.uint8),
-    }
-    return ServerState(round_id=0, tensors=tensors)
+    def _no_knowledge(self) -> dict[str, ClassRows]:
+        classes = self.model.num_classes
+        return {
+            _PROTOTYPES: np.zeros((classes, self.width), np.float32),
+            _PREDICTIONS: np.zeros((classes, classes), np.float32),
+        }
 
+    def _knowledge(self, network: Network, tools: ClientTools) -> dict[str, ClassRows]:
+        """Class means of features, with noise, and of softened predictions; zeros without any."""
+        settings, classes = self.settings, self.model.num_classes
+        x, y = tools.training.x, tools.training.y
+        if not len(y):
+            return self._no_knowledge()
+        means, counts = class_means(tools.features(network, x), y, classes)
+        if settings.noise:
+            draws = classes if settings.noise_draw == "class" else 1
+            drawn = tools.training.rng.standard_normal((draws, self.width))
+            means += (settings.noise * drawn * (counts > 0)[:, None]).astype(np.float32)
+        softened = _softmax(tools.predict(network, x) / settings.temperature)
+        predictions, _ = class_means(softened, y, classes)
+        return {_PROTOTYPES: means, _PREDICTIONS: predictions}
 
-def _client_update(
-    sizes: _Sizes,
-    context: AveragingContext[FedHKDSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    shared = {name: payload.tensors[name] for name in context.shared.shapes}
-    received = receive(context, state, replace(payload, tensors=shared))
-    fit = _taught(settings, payload.tensors, tools)
-    start = initialise(settings, received, tools, fit)
-    trained = train(start.network, tools.training, settings, fit)
-    own = _knowledge(sizes, settings, trained.network, tools)
-    return finish_round(start, trained, tools, context.shared, send=own)
+    def check(self, update: Update) -> None:
+        shares = update.tensors[_PREDICTIONS]
+        if shares.size and not -_WELL_OUT <= shares.min() <= shares.max() <= 1 + _WELL_OUT:
+            raise RefusedError(
+                "content",
+                f"tensor '{_PREDICTIONS}': expected shares from 0 to 1, got {shares.min():g} to "
+                f"{shares.max():g}",
+            )
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        classes = self.model.num_classes
+        rows = CollectedRows(
+            old={name: state.tensors[name] for name in _KNOWLEDGE},
+            weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
+        )
+        params = combine_updates(
+            updates, self.shared, tools.aggregator, state.tensors, visit=rows.collect
+        )
+        if params is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        tensors: dict[str, NDArray[Any]] = {
+            **params,
+            **rows.merged(tools.aggregator, len(updates)),
+            _PRESENT: rows.present(state.tensors[_PRESENT]),
+        }
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> Fit:
@@ -218,58 +228,7 @@ def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> F
     return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
 
 
-def _knowledge(
-    sizes: _Sizes, settings: FedHKDSettings, network: Network, tools: ClientTools
-) -> dict[str, ClassRows]:
-    """Class means of features, with noise, and of softened predictions; zeros without examples."""
-    x, y = tools.training.x, tools.training.y
-    if not len(y):
-        return _no_knowledge(sizes)
-    means, counts = class_means(tools.features(network, x), y, sizes.classes)
-    if settings.noise:
-        draws = sizes.classes if settings.noise_draw == "class" else 1
-        drawn = tools.training.rng.standard_normal((draws, sizes.width))
-        means += (settings.noise * drawn * (counts > 0)[:, None]).astype(np.float32)
-    softened = _softmax(tools.predict(network, x) / settings.temperature)
-    predictions, _ = class_means(softened, y, sizes.classes)
-    return {_PROTOTYPES: means, _PREDICTIONS: predictions}
-
-
 def _softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     exponents = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
     shares: NDArray[np.float32] = exponents / exponents.sum(axis=1, keepdims=True)
     return shares.astype(np.float32)
-
-
-def _check(update: Update) -> None:
-    shares = update.tensors[_PREDICTIONS]
-    if shares.size and not -_WELL_OUT <= shares.min() <= shares.max() <= 1 + _WELL_OUT:
-        raise RefusedError(
-            "content",
-            f"tensor '{_PREDICTIONS}': expected shares from 0 to 1, got {shares.min():g} to "
-            f"{shares.max():g}",
-        )
-
-
-def _aggregate(
-    context: AveragingContext[FedHKDSettings],
-    state: ServerState,
-    updates: Updates,
-    tools: ServerTools,
-) -> ServerState:
-    classes = context.model.num_classes
-    rows = CollectedRows(
-        old={name: state.tensors[name] for name in _KNOWLEDGE},
-        weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
-    )
-    params = combine_updates(
-        updates, context.shared, tools.aggregator, state.tensors, visit=rows.collect
-    )
-    if params is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    tensors: dict[str, NDArray[Any]] = {
-        **params,
-        **rows.merged(tools.aggregator, len(updates)),
-        _PRESENT: rows.present(state.tensors[_PRESENT]),
-    }
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)

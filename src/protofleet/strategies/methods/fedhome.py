@@ -34,61 +34,31 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import Count, Passes, Weight
+from protofleet.strategies.common import PARAMS, prefixed, shared_layout
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.optimisers import Group
+from protofleet.strategies.prototypes import feature_width
+from protofleet.strategies.shared_model import (
+    SharedModel,
     SharedTraining,
-    averaging,
     finish_round,
     initialise,
     local_init,
-    receive,
-    share_all,
 )
-from protofleet.strategies.bounds import Count, Passes, Weight
-from protofleet.strategies.common import PARAMS, parse_settings, prefixed, shared_layout
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.optimisers import Group
-from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.training import Fit, Trained, train
-from protofleet.strategies.types import (
-    ClientState,
-    ClientTools,
-    Payload,
-    Strategy,
-    Travels,
-    Update,
-)
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Travels, Update
 from protofleet.tensors import Model, Network
 
 _OBJECTIVE, _HEAD_OBJECTIVE = "reconstruction", "head_cross_entropy"
 _BLOCK = 256
 """Features whose neighbours are looked for at once."""
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="fedhome",
-    paper="Wu et al., FedHome: Cloud-Edge based Personalized Federated Learning for In-Home Health "
-    "Monitoring, IEEE TMC 2020",
-    programs=(_OBJECTIVE, _HEAD_OBJECTIVE),
-    travels=Travels(
-        down=("parameters, decoder included",),
-        up=("parameters, decoder included", "number of examples"),
-        personal=("refined head", "buffers of the model"),
-    ),
-    tasks=("classification",),
-    final_fit=True,
-    reads_features=True,
-    partial_work=False,
-)
 
 
 class FedHomeSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,45 +82,53 @@ class FedHomeSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
         return payload.final or in_time
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedHome for one model.
+class FedHome(SharedModel):
+    """FedAvg of an autoencoder; each client's head learns from balanced features."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model without
-            features or head.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedHomeSettings)
-    feature_width(model)
-    body = shared_layout(model, None)
-    head = frozenset(PARAMS + name for name in model.params.layout.shapes) - body.shapes.keys()
-    update = partial(_client_update, frozenset(name.removeprefix(PARAMS) for name in head))
-    return averaging(share_all(DESCRIPTION, chosen, model), update)
+    description = replace(
+        FedAvg.description,
+        name="fedhome",
+        paper="Wu et al., FedHome: Cloud-Edge based Personalized Federated Learning for In-Home "
+        "Health Monitoring, IEEE TMC 2020",
+        programs=(_OBJECTIVE, _HEAD_OBJECTIVE),
+        travels=Travels(
+            down=("parameters, decoder included",),
+            up=("parameters, decoder included", "number of examples"),
+            personal=("refined head", "buffers of the model"),
+        ),
+        tasks=("classification",),
+        final_fit=True,
+        reads_features=True,
+        partial_work=False,
+    )
+    settings: FedHomeSettings
 
+    def __init__(self, settings: FedHomeSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        feature_width(model)
+        body = shared_layout(model, None).shapes
+        self.head = frozenset(name for name in model.params if PARAMS + name not in body)
 
-def _client_update(
-    head: frozenset[str],
-    context: AveragingContext[FedHomeSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings, received = context.settings, receive(context, state, payload)
-    weight = {"weight": np.float32(settings.reconstruction_weight)}
-    fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: weight)
-    if not settings.refines(payload):
-        start = initialise(settings, received, tools)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, received = self.settings, self.receive(state, payload)
+        weight = {"weight": np.float32(settings.reconstruction_weight)}
+        fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: weight)
+        if not settings.refines(payload):
+            start = initialise(settings, received, tools)
+            trained = train(start.network, tools.training, settings, fit)
+            return finish_round(start, trained, tools, self.shared)
+        start = local_init(settings, received, tools)
+        refined = _refined(self.head, settings, start.network, tools)
+        start = replace(start, evaluation=tools.evaluate(refined.network))
+        if payload.final:
+            kept, update = finish_round(start, refined, tools, self.shared)
+            return kept, replace(update, tensors=payload.tensors)
         trained = train(start.network, tools.training, settings, fit)
-        return finish_round(start, trained, tools, context.shared)
-    start = local_init(settings, received, tools)
-    refined = _refined(head, settings, start.network, tools)
-    start = replace(start, evaluation=tools.evaluate(refined.network))
-    if payload.final:
-        kept, update = finish_round(start, refined, tools, context.shared)
-        return kept, replace(update, tensors=payload.tensors)
-    trained = train(start.network, tools.training, settings, fit)
-    kept, update = finish_round(start, trained, tools, context.shared)
-    personal = {**kept.tensors, **prefixed(PARAMS, refined.network.params)}
-    return replace(kept, tensors=personal), update
+        kept, update = finish_round(start, trained, tools, self.shared)
+        personal = {**kept.tensors, **prefixed(PARAMS, refined.network.params)}
+        return replace(kept, tensors=personal), update
 
 
 def _refined(

@@ -37,9 +37,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -51,27 +50,23 @@ from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.bounds import MOST_PASSES, Bounds, LearningRate, Share, Weight
 from protofleet.strategies.common import (
     PARAMS,
-    client_init,
     client_key,
-    client_model,
     listed,
     network_names,
     network_tensors,
     ordered,
-    parse_settings,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
+from protofleet.strategies.strategy import PrivateForm, Strategy
 from protofleet.strategies.training import Fit, Training, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -85,22 +80,6 @@ _NAME = "prototypes"
 _ANCHORS = "anchors"
 _ANCHORED = "anchored"
 _OBJECTIVE = "prototype_distance"
-
-DESCRIPTION = Description(
-    name="fedhp",
-    paper="Fonio et al., FedHP: Federated Learning with Hyperspherical Prototypical "
-    "Regularization, ESANN 2024",
-    programs=(_OBJECTIVE,),
-    travels=Travels(
-        down=("global prototypes", "to a newcomer after round 1: anchors"),
-        up=("local prototypes", "registered once: number of examples of each class"),
-        personal=("all other parameters", "buffers of the model", "moments of the optimisers"),
-    ),
-    class_counts=True,
-    final_fit=True,
-    takes_aggregator=True,
-    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
-)
 
 
 class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,63 +106,143 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     sphere_weight_decay: Weight = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class FedHp(Strategy):
+    """Prototypes of classes on a sphere, which alone are shared."""
 
-    Attributes:
-        head: name of the prototypes among the parameters.
-        groups: backbone and prototypes with their optimisers.
-    """
-
-    settings: FedHPSettings
-    model: Model
-    head: str
-    groups: tuple[Group, Group]
-
-    @property
-    def prototypes(self) -> str:
-        """Name of the prototypes where they travel."""
-        return PARAMS + self.head
-
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedHP for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model without a
-            learned prototype per class.
-    """
-    context = _context(parse_settings(DESCRIPTION.name, settings, FedHPSettings), model)
-    printed = context.settings.prototype_sum == "printed"
-    prototypes = TensorForm(model.params[context.head].shape)
-    return Strategy(
-        description=replace(DESCRIPTION, takes_aggregator=not printed),
-        settings=context.settings,
-        payload=TensorForms(
-            required={context.prototypes: prototypes}, optional={_ANCHORS: prototypes}
+    description = Description(
+        name="fedhp",
+        paper="Fonio et al., FedHP: Federated Learning with Hyperspherical Prototypical "
+        "Regularization, ESANN 2024",
+        programs=(_OBJECTIVE,),
+        travels=Travels(
+            down=("global prototypes", "to a newcomer after round 1: anchors"),
+            up=("local prototypes", "registered once: number of examples of each class"),
+            personal=("all other parameters", "buffers of the model", "moments of the optimisers"),
         ),
-        uplink=TensorForms(optional={context.prototypes: prototypes}),
-        server_init=partial(_server_init, context),
-        downlink=partial(_downlink, context),
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=network_names(model) - {context.prototypes},
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-        private=None if printed else _private(context),
+        class_counts=True,
+        final_fit=True,
+        takes_aggregator=True,
+        published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
     )
+    settings: FedHPSettings
+
+    def __init__(self, settings: FedHPSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.head = _head(model)
+        self.prototypes = PARAMS + self.head
+        prototypes = TensorForm(model.params[self.head].shape)
+        self.payload = TensorForms(
+            required={self.prototypes: prototypes}, optional={_ANCHORS: prototypes}
+        )
+        self.uplink = TensorForms(optional={self.prototypes: prototypes})
+        self.carried = network_names(model) - {self.prototypes}
+        if settings.prototype_sum == "printed":
+            self.description = replace(self.description, takes_aggregator=False)
+        else:
+            self.private = PrivateForm(
+                baseline=lambda state: {self.prototypes: state.tensors[self.prototypes]},
+                by_class=frozenset({self.prototypes}),
+            )
+
+    def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
+        settings = self.settings
+        anchors = hyperspherical_prototypes(
+            *model.params[self.head].shape,
+            rng=rng,
+            steps=settings.sphere_steps,
+            lr=settings.sphere_lr,
+            momentum=settings.sphere_momentum,
+            weight_decay=settings.sphere_weight_decay,
+        )
+        tensors: dict[str, NDArray[Any]] = {
+            self.prototypes: anchors,
+            _ANCHORS: anchors,
+            _ANCHORED: np.zeros(0, np.int64),
+        }
+        return ServerState(round_id=0, tensors=tensors)
+
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        names = [self.prototypes]
+        if state.round_id and client_key(client_id) not in state.tensors[_ANCHORED]:
+            names.append(_ANCHORS)
+        return Payload(
+            round_id=state.round_id + 1, tensors={name: state.tensors[name] for name in names}
+        )
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        anchors = self._anchors(state, payload)
+        if anchors is None:
+            return self._abstain(state, payload, tools)
+        network = self.client_model(state)
+        network.params[self.head][...] = payload.tensors[self.prototypes]
+        trained = train(network, tools.training, self.settings, self._fit(state, anchors))
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={self.prototypes: trained.network.params[self.head]},
+            evaluation=tools.evaluate(trained.network),
+            loss=trained.loss,
+        )
+        kept = {**network_tensors(trained.network), **trained.moments(), _ANCHORS: anchors}
+        return ClientState(round_id=payload.round_id, tensors=kept), update
+
+    def _anchors(self, state: ClientState, payload: Payload) -> NDArray[Any] | None:
+        if payload.round_id == 1:
+            return payload.tensors[self.prototypes]
+        return payload.tensors.get(_ANCHORS, state.tensors.get(_ANCHORS))
+
+    def _fit(self, state: ClientState, anchors: NDArray[Any]) -> Fit:
+        settings, backbone = self.settings, self.model.params.keys() - {self.head}
+        classes = len(anchors) if settings.regulariser == "mean" else 1
+        inputs = {"anchors": anchors, "weight": np.float32(settings.anchor_weight / classes)}
+        return Fit(
+            objective=_OBJECTIVE,
+            inputs=lambda _rows: inputs,
+            groups=[
+                Group(optimiser=settings.optimiser, names=backbone),
+                Group(optimiser=settings.prototype_optimiser, names=(self.head,)),
+            ],
+            moments=state.tensors,
+        )
+
+    def _abstain(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        """Ask for the anchors, by an update without tensors."""
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={},
+            evaluation=tools.evaluate(self.client_model(state)),
+        )
+        return replace(state, round_id=payload.round_id), update
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        printed = self.settings.prototype_sum == "printed"
+        if printed and tools.aggregator is not MEAN:
+            raise InputError(
+                "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted "
+                f"mean, got aggregation '{tools.aggregator.name}'; leave one of the two out"
+            )
+        old = state.tensors[self.prototypes]
+        tally = _Tally(name=self.prototypes, shares=np.zeros(len(old)))
+        merged = merge_prototypes(tools.aggregator, tally.terms(updates, old), old)
+        held = tally.shares > 0
+        if printed:
+            # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.
+            merged[held] *= (tally.shares[held] / len(tally.anchored))[:, None]
+        known = np.union1d(state.tensors[_ANCHORED], np.array(tally.anchored, np.int64))
+        remembered = np.setdiff1d(known, np.array(tally.lacking, np.int64))
+        tensors = {**state.tensors, self.prototypes: merged, _ANCHORED: remembered}
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
-def _private(context: _Context) -> PrivateForm:
-    name = context.prototypes
-    return PrivateForm(
-        baseline=lambda state: {name: state.tensors[name]}, by_class=frozenset({name})
-    )
-
-
-def _context(settings: FedHPSettings, model: Model) -> _Context:
+def _head(model: Model) -> str:
+    """Name of the prototypes, among the parameters."""
     shapes = model.params.layout.shapes
     named = [name for name in model.head if name.rpartition(".")[2] == _NAME]
     if len(named) != 1 or len(shapes[named[0]]) != 2 or shapes[named[0]][0] != model.num_classes:
@@ -194,90 +253,7 @@ def _context(settings: FedHPSettings, model: Model) -> _Context:
             "head",
             flags=flags,
         )
-    (head,) = named
-    backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {head})
-    prototypes = Group(optimiser=settings.prototype_optimiser, names=(head,))
-    return _Context(settings=settings, model=model, head=head, groups=(backbone, prototypes))
-
-
-def _server_init(context: _Context, model: Model, rng: np.random.Generator) -> ServerState:
-    settings = context.settings
-    anchors = hyperspherical_prototypes(
-        *model.params[context.head].shape,
-        rng=rng,
-        steps=settings.sphere_steps,
-        lr=settings.sphere_lr,
-        momentum=settings.sphere_momentum,
-        weight_decay=settings.sphere_weight_decay,
-    )
-    tensors: dict[str, NDArray[Any]] = {
-        context.prototypes: anchors,
-        _ANCHORS: anchors,
-        _ANCHORED: np.zeros(0, np.int64),
-    }
-    return ServerState(round_id=0, tensors=tensors)
-
-
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    names = [context.prototypes]
-    if state.round_id and client_key(client_id) not in state.tensors[_ANCHORED]:
-        names.append(_ANCHORS)
-    return Payload(
-        round_id=state.round_id + 1, tensors={name: state.tensors[name] for name in names}
-    )
-
-
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    anchors = _anchors(context, state, payload)
-    if anchors is None:
-        return _abstain(context, state, payload, tools)
-    network = client_model(context.model, state)
-    network.params[context.head][...] = payload.tensors[context.prototypes]
-    trained = train(network, tools.training, context.settings, _fit(context, state, anchors))
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={context.prototypes: trained.network.params[context.head]},
-        evaluation=tools.evaluate(trained.network),
-        loss=trained.loss,
-    )
-    kept = {**network_tensors(trained.network), **trained.moments(), _ANCHORS: anchors}
-    return ClientState(round_id=payload.round_id, tensors=kept), update
-
-
-def _anchors(context: _Context, state: ClientState, payload: Payload) -> NDArray[Any] | None:
-    if payload.round_id == 1:
-        return payload.tensors[context.prototypes]
-    return payload.tensors.get(_ANCHORS, state.tensors.get(_ANCHORS))
-
-
-def _fit(context: _Context, state: ClientState, anchors: NDArray[Any]) -> Fit:
-    settings = context.settings
-    classes = len(anchors) if settings.regulariser == "mean" else 1
-    inputs = {"anchors": anchors, "weight": np.float32(settings.anchor_weight / classes)}
-    return Fit(
-        objective=_OBJECTIVE,
-        inputs=lambda _rows: inputs,
-        groups=context.groups,
-        moments=state.tensors,
-    )
-
-
-def _abstain(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    """Ask for the anchors, by an update without tensors."""
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={},
-        evaluation=tools.evaluate(client_model(context.model, state)),
-    )
-    return replace(state, round_id=payload.round_id), update
+    return named[0]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -310,25 +286,3 @@ class _Tally:
                 self.shares += weights
                 self.anchored.append(client_key(update.client_id))
             yield update.tensors.get(self.name, old), weights
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    printed = context.settings.prototype_sum == "printed"
-    if printed and tools.aggregator is not MEAN:
-        raise InputError(
-            "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted mean, "
-            f"got aggregation '{tools.aggregator.name}'; leave one of the two out"
-        )
-    old = state.tensors[context.prototypes]
-    tally = _Tally(name=context.prototypes, shares=np.zeros(len(old)))
-    merged = merge_prototypes(tools.aggregator, tally.terms(updates, old), old)
-    held = tally.shares > 0
-    if printed:
-        # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.
-        merged[held] *= (tally.shares[held] / len(tally.anchored))[:, None]
-    known = np.union1d(state.tensors[_ANCHORED], np.array(tally.anchored, np.int64))
-    remembered = np.setdiff1d(known, np.array(tally.lacking, np.int64))
-    tensors = {**state.tensors, context.prototypes: merged, _ANCHORED: remembered}
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)

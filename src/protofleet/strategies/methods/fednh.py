@@ -32,9 +32,6 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -43,17 +40,8 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import hyperspherical_prototypes, unit_rows
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-    share_all,
-)
 from protofleet.strategies.bounds import MOST_PASSES, Bounds, LearningRate, Share, Weight
-from protofleet.strategies.common import PARAMS, combine_updates, listed, parse_settings, prefixed
+from protofleet.strategies.common import PARAMS, combine_updates, listed, prefixed
 from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import (
     ClassRows,
@@ -62,6 +50,8 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
 )
+from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
+from protofleet.strategies.strategy import PrivateForm
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -69,10 +59,8 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -85,27 +73,6 @@ from protofleet.tensors import Layout, Model, Network
 
 _DIRECTIONS = "directions"
 _MEANS = "class_means"
-
-DESCRIPTION = Description(
-    name="fednh",
-    paper="Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, "
-    "arXiv:2212.02758",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("parameters", "directions of classes"),
-        up=(
-            "parameters without directions",
-            "class means of normalised features",
-            "registered once: number of examples of each class",
-        ),
-        personal=("buffers of the model",),
-    ),
-    class_counts=True,
-    final_fit=True,
-    takes_aggregator=True,
-    reads_features=True,
-    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
-)
 
 
 class FedNHSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,53 +108,116 @@ class FedNHSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """What all functions know beside the context.
+class FedNh(SharedModel):
+    """Fixed directions of classes, which the server moves to the clients' means."""
 
-    Attributes:
-        name: of the directions, among the parameters.
-        shape: (C, d).
-        encoder: prefixed layout of everything else, the scale included.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    encoder: Layout
-
-    @property
-    def directions(self) -> str:
-        """Name of the directions where they travel."""
-        return PARAMS + self.name
-
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedNH for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, a model without a
-            direction per class, or more classes than orthogonal directions.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedNHSettings)
-    head = _head(model)
-    if chosen.start == "orthogonal" and head.shape[0] > head.shape[1]:
-        raise InputError(
-            f"strategy 'fednh': setting 'start': {head.shape[0]} classes have no orthogonal "
-            f'directions among {head.shape[1]} features; take "spread"'
-        )
-    context = share_all(DESCRIPTION, chosen, model)
-    means = TensorForm(head.shape)
-    return replace(
-        averaging(context, partial(_client_update, head)),
-        uplink=TensorForms(required={**float32_forms(head.encoder), _MEANS: means}),
-        server_init=partial(_server_init, chosen, head),
-        aggregate=partial(_aggregate, chosen, head),
-        mean=None,
-        private=PrivateForm(baseline=partial(_baseline, head), by_class=frozenset({_MEANS})),
+    description = Description(
+        name="fednh",
+        paper="Dai et al., Tackling Data Heterogeneity in Federated Learning with Class "
+        "Prototypes, arXiv:2212.02758",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("parameters", "directions of classes"),
+            up=(
+                "parameters without directions",
+                "class means of normalised features",
+                "registered once: number of examples of each class",
+            ),
+            personal=("buffers of the model",),
+        ),
+        class_counts=True,
+        final_fit=True,
+        takes_aggregator=True,
+        reads_features=True,
+        published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
     )
+    settings: FedNHSettings
+
+    def __init__(self, settings: FedNHSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.head = _head(model)
+        self.shape = classes, width = (model.num_classes, feature_width(model))
+        if settings.start == "orthogonal" and classes > width:
+            raise InputError(
+                f"strategy 'fednh': setting 'start': {classes} classes have no orthogonal "
+                f'directions among {width} features; take "spread"'
+            )
+        self.directions = PARAMS + self.head
+        every = self.shared.shapes
+        self.encoder = Layout.of({key: every[key] for key in every if key != self.directions})
+        means = TensorForm(self.shape)
+        self.uplink = TensorForms(required={**float32_forms(self.encoder), _MEANS: means})
+        self.mean = None
+        self.private = PrivateForm(baseline=self._baseline, by_class=frozenset({_MEANS}))
+
+    def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
+        settings = self.settings
+        directions = _orthogonal(self.shape, rng)
+        if settings.start == "spread":
+            directions = hyperspherical_prototypes(
+                *self.shape,
+                rng=rng,
+                steps=settings.sphere_steps,
+                lr=settings.sphere_lr,
+                momentum=settings.sphere_momentum,
+                weight_decay=settings.sphere_weight_decay,
+            )
+        tensors = {**prefixed(PARAMS, model.params), self.directions: directions}
+        return ServerState(round_id=0, tensors=tensors)
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        start = initialise(settings, self.receive(state, payload), tools)
+        moving = start.network.params.keys() - {self.head}
+        rate = settings.optimiser.lr * settings.lr_decay ** (payload.round_id - 1)
+        group = Group(names=moving, optimiser=msgspec.structs.replace(settings.optimiser, lr=rate))
+        trained = train(start.network, tools.training, settings, Fit(groups=[group]))
+        means = self._unit_means(trained.network, tools)
+        return finish_round(start, trained, tools, self.encoder, send={_MEANS: means})
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        settings, old = self.settings, state.tensors[self.directions]
+        rows = CollectedRows(
+            old={_MEANS: old}, weigh=lambda update: np.maximum(class_counts_of(update, len(old)), 0)
+        )
+        encoder = combine_updates(
+            updates,
+            self.encoder,
+            tools.aggregator,
+            state.tensors,
+            by_examples=settings.by_examples,
+            visit=rows.collect,
+        )
+        if encoder is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        met = rows.present(np.zeros(len(old), np.uint8)) > 0
+        means = rows.merged(tools.aggregator, len(updates))[_MEANS]
+        tensors: dict[str, NDArray[Any]] = {
+            **encoder,
+            self.directions: _moved(old, means, met, settings.smoothing),
+        }
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+    def _unit_means(self, network: Network, tools: ClientTools) -> ClassRows:
+        """Class means of features of unit length; zeros for absent classes."""
+        if not len(tools.training.y):
+            return np.zeros(self.shape, np.float32)
+        features = np.array(tools.features(network, tools.training.x), order="C")
+        unit_rows(features)
+        means, _ = class_means(features, tools.training.y, self.shape[0])
+        if self.settings.class_means == "unit":
+            unit_rows(means)
+        return means
+
+    def _baseline(self, state: ServerState) -> dict[str, NDArray[Any]]:
+        encoder = {name: state.tensors[name] for name in self.encoder.shapes}
+        return {**encoder, _MEANS: state.tensors[self.directions]}
 
 
-def _head(model: Model) -> _Head:
+def _head(model: Model) -> str:
+    """Name of the directions, among the parameters."""
     shapes = model.params.layout.shapes
     named = [name for name in model.head if name.rpartition(".")[2] == _DIRECTIONS]
     width = feature_width(model)
@@ -198,26 +228,7 @@ def _head(model: Model) -> _Head:
             "--head-kind cosine, which replaces the head",
             flags="--head-kind cosine",
         )
-    (name,) = named
-    every = {PARAMS + key: shape for key, shape in shapes.items() if key != name}
-    return _Head(name=name, shape=(model.num_classes, width), encoder=Layout.of(every))
-
-
-def _server_init(
-    settings: FedNHSettings, head: _Head, model: Model, rng: np.random.Generator
-) -> ServerState:
-    directions = _orthogonal(head.shape, rng)
-    if settings.start == "spread":
-        directions = hyperspherical_prototypes(
-            *head.shape,
-            rng=rng,
-            steps=settings.sphere_steps,
-            lr=settings.sphere_lr,
-            momentum=settings.sphere_momentum,
-            weight_decay=settings.sphere_weight_decay,
-        )
-    tensors = {**prefixed(PARAMS, model.params), head.directions: directions}
-    return ServerState(round_id=0, tensors=tensors)
+    return named[0]
 
 
 def _orthogonal(shape: tuple[int, int], rng: np.random.Generator) -> ClassRows:
@@ -226,71 +237,9 @@ def _orthogonal(shape: tuple[int, int], rng: np.random.Generator) -> ClassRows:
     return np.ascontiguousarray((columns * np.sign(np.diag(triangle))).T, np.float32)
 
 
-def _client_update(
-    head: _Head,
-    context: AveragingContext[FedNHSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    start = initialise(settings, receive(context, state, payload), tools)
-    moving = start.network.params.keys() - {head.name}
-    rate = settings.optimiser.lr * settings.lr_decay ** (payload.round_id - 1)
-    group = Group(names=moving, optimiser=msgspec.structs.replace(settings.optimiser, lr=rate))
-    trained = train(start.network, tools.training, settings, Fit(groups=[group]))
-    means = _unit_means(settings, head, trained.network, tools)
-    return finish_round(start, trained, tools, head.encoder, send={_MEANS: means})
-
-
-def _unit_means(
-    settings: FedNHSettings, head: _Head, network: Network, tools: ClientTools
-) -> ClassRows:
-    """Class means of features of unit length; zeros for absent classes."""
-    if not len(tools.training.y):
-        return np.zeros(head.shape, np.float32)
-    features = np.array(tools.features(network, tools.training.x), order="C")
-    unit_rows(features)
-    means, _ = class_means(features, tools.training.y, head.shape[0])
-    if settings.class_means == "unit":
-        unit_rows(means)
-    return means
-
-
-def _aggregate(
-    settings: FedNHSettings, head: _Head, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    old = state.tensors[head.directions]
-    rows = CollectedRows(
-        old={_MEANS: old}, weigh=lambda update: np.maximum(class_counts_of(update, len(old)), 0)
-    )
-    encoder = combine_updates(
-        updates,
-        head.encoder,
-        tools.aggregator,
-        state.tensors,
-        by_examples=settings.by_examples,
-        visit=rows.collect,
-    )
-    if encoder is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    met = rows.present(np.zeros(len(old), np.uint8)) > 0
-    means = rows.merged(tools.aggregator, len(updates))[_MEANS]
-    tensors: dict[str, NDArray[Any]] = {
-        **encoder,
-        head.directions: _moved(old, means, met, settings.smoothing),
-    }
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
-
-
 def _moved(old: ClassRows, means: ClassRows, met: NDArray[np.bool_], smoothing: float) -> ClassRows:
     """Directions a step towards the means of the classes that were ``met``."""
     unit_rows(means)
     moved = (smoothing * old + (1 - smoothing) * means).astype(np.float32)
     unit_rows(moved)
     return np.where(met[:, None], moved, old)
-
-
-def _baseline(head: _Head, state: ServerState) -> dict[str, NDArray[Any]]:
-    encoder = {name: state.tensors[name] for name in head.encoder.shapes}
-    return {**encoder, _MEANS: state.tensors[head.directions]}

@@ -46,9 +46,8 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -61,13 +60,11 @@ from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.bounds import Passes, Share, Weight
 from protofleet.strategies.common import (
     PARAMS,
-    client_init,
     client_key,
-    client_model,
     combine_updates,
     network_tensors,
-    parse_settings,
     prefixed,
+    prefixed_layout,
     shared_layout,
     unpack_network,
 )
@@ -78,6 +75,7 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
 )
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -87,7 +85,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -104,28 +101,6 @@ _DEVIATION = "statistics/deviation"
 _HEADS = "heads"
 _CLIENTS = "clients"
 _OBJECTIVE = "prototype_mse"
-
-DESCRIPTION = Description(
-    name="fedpac",
-    paper="Xu et al., Personalized Federated Learning with Feature Alignment and Classifier "
-    "Collaboration, arXiv:2306.11867",
-    programs=(TASK_LOSS, _OBJECTIVE),
-    travels=Travels(
-        down=("body", "class means of features", "from a client's second round on: its own head"),
-        up=(
-            "body",
-            "head",
-            "class means of features, before and after training",
-            "deviation of features",
-            "number of examples",
-            "registered once: number of examples of each class",
-        ),
-        personal=("head", "buffers of the model"),
-    ),
-    class_counts=True,
-    takes_aggregator=True,
-    reads_features=True,
-)
 
 
 class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,103 +128,162 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     least_deviation: Share = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class FedPac(Strategy):
+    """A shared body, and heads that the server combines for each client."""
 
-    Attributes:
-        body, head: prefixed layouts of the parameters.
-        width: d.
-    """
-
+    description = Description(
+        name="fedpac",
+        paper="Xu et al., Personalized Federated Learning with Feature Alignment and Classifier "
+        "Collaboration, arXiv:2306.11867",
+        programs=(TASK_LOSS, _OBJECTIVE),
+        travels=Travels(
+            down=(
+                "body",
+                "class means of features",
+                "from a client's second round on: its own head",
+            ),
+            up=(
+                "body",
+                "head",
+                "class means of features, before and after training",
+                "deviation of features",
+                "number of examples",
+                "registered once: number of examples of each class",
+            ),
+            personal=("head", "buffers of the model"),
+        ),
+        class_counts=True,
+        takes_aggregator=True,
+        reads_features=True,
+    )
     settings: FedPacSettings
-    model: Model
-    body: Layout
-    head: Layout
-    width: int
 
+    def __init__(self, settings: FedPacSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.body, self.width = shared_layout(model, settings.head), feature_width(model)
+        every = prefixed_layout(PARAMS, model.params.layout).shapes
+        self.head = Layout.of({n: shape for n, shape in every.items() if n not in self.body.shapes})
+        rows = TensorForm((model.num_classes, self.width))
+        body, head = float32_forms(self.body), float32_forms(self.head)
+        shared = {**body, _PROTOTYPES: rows, _PRESENT: TensorForm((model.num_classes,), "uint8")}
+        statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorForm(())}
+        self.payload = TensorForms(required=shared, optional=head)
+        self.uplink = TensorForms(required={**body, **head, **statistics})
+        self.carried = frozenset(self.head.shapes)
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedPAC for one model.
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        every, classes = prefixed(PARAMS, model.params), model.num_classes
+        tensors: dict[str, NDArray[Any]] = {
+            **{name: every[name] for name in self.body.shapes},
+            _PROTOTYPES: np.zeros((classes, self.width), np.float32),
+            _PRESENT: np.zeros(classes, np.uint8),
+            _HEADS: np.zeros((0, self.head.size), np.float32),
+            _CLIENTS: np.zeros(0, np.int64),
+        }
+        return ServerState(round_id=0, tensors=tensors)
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model or nothing of it, or a bundle without features.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedPacSettings)
-    context = _context(chosen, model)
-    rows = TensorForm((model.num_classes, context.width))
-    body, head = float32_forms(context.body), float32_forms(context.head)
-    present = TensorForm((model.num_classes,), "uint8")
-    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorForm(())}
-    return Strategy(
-        description=DESCRIPTION,
-        settings=chosen,
-        payload=TensorForms(required={**body, _PROTOTYPES: rows, _PRESENT: present}, optional=head),
-        uplink=TensorForms(required={**body, **head, **statistics}),
-        server_init=partial(_server_init, context),
-        downlink=partial(_downlink, context),
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=frozenset(context.head.shapes),
-        check=_check,
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-    )
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        names = (*self.body.shapes, _PROTOTYPES, _PRESENT)
+        tensors = {name: state.tensors[name] for name in names}
+        for row in np.flatnonzero(state.tensors[_CLIENTS] == client_key(client_id)):
+            tensors |= TensorMap(self.head, state.tensors[_HEADS][row])
+        return Payload(round_id=state.round_id + 1, tensors=tensors)
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        network = unpack_network({**state.tensors, **payload.tensors}, self.model)
+        before = self._local_means(network, tools)
+        trained = self._two_phases(network, payload, before, tools)
+        after = self._local_means(trained.network, tools)
+        kept = network_tensors(trained.network)
+        own = (*self.body.shapes, *self.head.shapes)
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={
+                **{name: kept[name] for name in own},
+                _PROTOTYPES: after.means,
+                _WEIGHTED: before.weighted.astype(np.float32),
+                _DEVIATION: np.array(before.deviation, np.float32),
+            },
+            evaluation=tools.evaluate(trained.network),
+            loss=trained.loss,
+        )
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
-def _context(settings: FedPacSettings, model: Model) -> _Context:
-    body = shared_layout(model, settings.head)
-    every = prefixed(PARAMS, model.params)
-    head = Layout.of({n: v.shape for n, v in every.items() if n not in body.shapes})
-    width = feature_width(model)
-    return _Context(settings=settings, model=model, body=body, head=head, width=width)
+    def _local_means(self, network: Network, tools: ClientTools) -> _LocalMeans:
+        classes, y = self.model.num_classes, tools.training.y
+        features = np.zeros((0, self.width), np.float32)
+        if len(y):
+            features = tools.features(network, tools.training.x)
+        means, counts = class_means(features, y, classes)
+        total = float(np.square(features, dtype=np.float64).sum())
+        return _LocalMeans(means=means, counts=counts, square=total / max(len(y), 1))
 
+    def _two_phases(
+        self, network: Network, payload: Payload, own: _LocalMeans, tools: ClientTools
+    ) -> Trained:
+        """The network with the head fitted, and then with the body fitted too: in one memory."""
+        settings = self.settings
+        head, body = (
+            {name.removeprefix(PARAMS) for name in part.shapes} for part in (self.head, self.body)
+        )
+        fitted = train(
+            network,
+            tools.training,
+            msgspec.structs.replace(settings, epochs=settings.head_epochs),
+            Fit(groups=[Group(names=head, optimiser=settings.head_optimiser)]),
+        )
+        groups = [Group(names=body, optimiser=settings.optimiser)]
+        inputs = self._pull(payload, own)
+        fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs, groups=groups)
+        return train(fitted.network, tools.training, settings, fit)
 
-def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
-    every, classes = prefixed(PARAMS, model.params), model.num_classes
-    tensors: dict[str, NDArray[Any]] = {
-        **{name: every[name] for name in context.body.shapes},
-        _PROTOTYPES: np.zeros((classes, context.width), np.float32),
-        _PRESENT: np.zeros(classes, np.uint8),
-        _HEADS: np.zeros((0, context.head.size), np.float32),
-        _CLIENTS: np.zeros(0, np.int64),
-    }
-    return ServerState(round_id=0, tensors=tensors)
+    def _pull(self, payload: Payload, own: _LocalMeans) -> dict[str, Any]:
+        """Where each class's features are drawn to, and how strongly."""
+        settings = self.settings
+        there = payload.tensors[_PRESENT] > 0
+        weight = settings.prototype_weight * (payload.round_id > 1)
+        if settings.prototype_distance == "sum":
+            weight *= self.width  # the objective has the mean
+        return {
+            "prototypes": np.where(there[:, None], payload.tensors[_PROTOTYPES], own.means),
+            "present": (there | (own.counts > 0)).astype(np.float32),
+            "weight": np.float32(weight),
+        }
 
+    def check(self, update: Update) -> None:
+        deviation = float(update.tensors[_DEVIATION])
+        if deviation < 0:
+            raise RefusedError(
+                "content", f"tensor '{_DEVIATION}': expected at least 0, got {deviation:g}"
+            )
 
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    names = (*context.body.shapes, _PROTOTYPES, _PRESENT)
-    tensors = {name: state.tensors[name] for name in names}
-    for row in np.flatnonzero(state.tensors[_CLIENTS] == client_key(client_id)):
-        tensors |= TensorMap(context.head, state.tensors[_HEADS][row])
-    return Payload(round_id=state.round_id + 1, tensors=tensors)
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        classes = self.model.num_classes
+        rows = CollectedRows(
+            old={_PROTOTYPES: state.tensors[_PROTOTYPES]},
+            weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
+        )
+        heads = _Collaboration(head=self.head)
 
+        def visit(position: int, update: Update) -> None:
+            rows.collect(position, update)
+            heads.collect(position, update)
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
-    before = _local_means(context, network, tools)
-    trained = _two_phases(context, network, payload, before, tools)
-    after = _local_means(context, trained.network, tools)
-    kept = network_tensors(trained.network)
-    own = (*context.body.shapes, *context.head.shapes)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={
-            **{name: kept[name] for name in own},
-            _PROTOTYPES: after.means,
-            _WEIGHTED: before.weighted.astype(np.float32),
-            _DEVIATION: np.array(before.deviation, np.float32),
-        },
-        evaluation=tools.evaluate(trained.network),
-        loss=trained.loss,
-    )
-    return ClientState(round_id=payload.round_id, tensors=kept), update
+        body = combine_updates(updates, self.body, tools.aggregator, state.tensors, visit=visit)
+        if body is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        heads.limit(tools.aggregator, len(updates))
+        tensors: dict[str, NDArray[Any]] = {
+            **body,
+            **rows.merged(tools.aggregator, len(updates)),
+            _PRESENT: rows.present(state.tensors[_PRESENT]),
+            **_remembered(state, heads.clients, heads.combined(self.settings)),
+        }
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,60 +311,6 @@ class _LocalMeans:
     def deviation(self) -> float:
         """√V_i: beside h_i it makes the features' length, so that both grow alike in training."""
         return math.sqrt(max(self.square - float(np.square(self.weighted).sum()), 0.0))
-
-
-def _local_means(context: _Context, network: Network, tools: ClientTools) -> _LocalMeans:
-    classes, y = context.model.num_classes, tools.training.y
-    features = np.zeros((0, context.width), np.float32)
-    if len(y):
-        features = tools.features(network, tools.training.x)
-    means, counts = class_means(features, y, classes)
-    total = float(np.square(features, dtype=np.float64).sum())
-    return _LocalMeans(means=means, counts=counts, square=total / max(len(y), 1))
-
-
-def _two_phases(
-    context: _Context, network: Network, payload: Payload, own: _LocalMeans, tools: ClientTools
-) -> Trained:
-    """The network with the head fitted, and then with the body fitted too: in one memory."""
-    settings = context.settings
-    head, body = ({name.removeprefix(PARAMS) for name in part.shapes} for part in _parts(context))
-    fitted = train(
-        network,
-        tools.training,
-        msgspec.structs.replace(settings, epochs=settings.head_epochs),
-        Fit(groups=[Group(names=head, optimiser=settings.head_optimiser)]),
-    )
-    groups = [Group(names=body, optimiser=settings.optimiser)]
-    inputs = _pull(context, payload, own)
-    fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs, groups=groups)
-    return train(fitted.network, tools.training, settings, fit)
-
-
-def _parts(context: _Context) -> tuple[Layout, Layout]:
-    return context.head, context.body
-
-
-def _pull(context: _Context, payload: Payload, own: _LocalMeans) -> dict[str, Any]:
-    """Where each class's features are drawn to, and how strongly."""
-    settings = context.settings
-    there = payload.tensors[_PRESENT] > 0
-    weight = settings.prototype_weight * (payload.round_id > 1)
-    if settings.prototype_distance == "sum":
-        weight *= context.width  # the objective has the mean
-    return {
-        "prototypes": np.where(there[:, None], payload.tensors[_PROTOTYPES], own.means),
-        "present": (there | (own.counts > 0)).astype(np.float32),
-        "weight": np.float32(weight),
-    }
-
-
-def _check(update: Update) -> None:
-    deviation = float(update.tensors[_DEVIATION])
-    if deviation < 0:
-        raise RefusedError(
-            "content", f"tensor '{_DEVIATION}': expected at least 0, got {deviation:g}"
-        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -403,33 +383,6 @@ def head_weights(weighted: NDArray[np.float32], variances: Sequence[float]) -> N
         for i, own in enumerate(products)
     ]
     return np.stack(rows)
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    classes = context.model.num_classes
-    rows = CollectedRows(
-        old={_PROTOTYPES: state.tensors[_PROTOTYPES]},
-        weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
-    )
-    heads = _Collaboration(head=context.head)
-
-    def visit(position: int, update: Update) -> None:
-        rows.collect(position, update)
-        heads.collect(position, update)
-
-    body = combine_updates(updates, context.body, tools.aggregator, state.tensors, visit=visit)
-    if body is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    heads.limit(tools.aggregator, len(updates))
-    tensors: dict[str, NDArray[Any]] = {
-        **body,
-        **rows.merged(tools.aggregator, len(updates)),
-        _PRESENT: rows.present(state.tensors[_PRESENT]),
-        **_remembered(state, heads.clients, heads.combined(context.settings)),
-    }
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 def _remembered(

@@ -16,29 +16,10 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from protofleet.strategies.averaging import AveragingContext, SharedTraining, averaging
-from protofleet.strategies.common import parse_settings, shared_layout
-from protofleet.strategies.methods.fedavg import client_update
-from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
+from protofleet.strategies.common import shared_layout
+from protofleet.strategies.shared_model import SharedModel, SharedTraining
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Travels
 from protofleet.tensors import Model
-
-DESCRIPTION = Description(
-    name="fedper",
-    paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv:1912.00818",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("body",),
-        up=("body", "number of examples"),
-        personal=("head", "buffers of the model"),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    partial_work=True,
-    weighted_mean=True,
-)
 
 
 class FedPerSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,18 +33,25 @@ class FedPerSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     head: str | None = None
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedPer for one model.
+class FedPer(SharedModel):
+    """FedAvg of all but the head."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model or nothing of it.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedPerSettings)
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=chosen,
-        model=model,
-        shared=shared_layout(model, chosen.head),
+    description = Description(
+        name="fedper",
+        paper="Arivazhagan et al., Federated Learning with Personalization Layers, "
+        "arXiv:1912.00818",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("body",),
+            up=("body", "number of examples"),
+            personal=("head", "buffers of the model"),
+        ),
+        tasks=ALL_TASKS,
+        takes_aggregator=True,
+        partial_work=True,
+        weighted_mean=True,
     )
-    return averaging(context, client_update)
+    settings: FedPerSettings
+
+    def __init__(self, settings: FedPerSettings, model: Model) -> None:
+        super().__init__(settings, model, shared=shared_layout(model, settings.head))

@@ -38,29 +38,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies import common
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import Count, Share
+from protofleet.strategies.common import network_names
+from protofleet.strategies.prototypes import feature_width
+from protofleet.strategies.shared_model import (
+    SharedModel,
     SharedTraining,
-    averaging,
     finish_round,
     keep_both,
     local_init,
-    receive,
     scored_early,
-    share_all,
     shared_state,
 )
-from protofleet.strategies.bounds import Count, Share
-from protofleet.strategies.common import client_model, network_names, parse_settings
-from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.training import ExampleRows, Fit, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
-    Strategy,
     Travels,
     Update,
 )
@@ -68,21 +63,6 @@ from protofleet.tensors import Model, Network
 
 _INHERITED = "inherited"
 _OBJECTIVE = "fedphp"
-
-DESCRIPTION = Description(
-    name="fedphp",
-    paper="Li et al., FedPHP: Federated Personalization with Inherited Private Models, "
-    "ECML PKDD 2021",
-    programs=(_OBJECTIVE,),
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("personal model", "number of own rounds", "buffers of both models"),
-    ),
-    takes_aggregator=True,
-    reads_features=True,
-    weighted_mean=True,
-)
 
 
 class FedPhpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,71 +81,72 @@ class FedPhpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     transfer: Literal["mmd", "kl"] = "mmd"
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedPHP for one model.
+class FedPhp(SharedModel):
+    """A personal model that inherits from every round's, and teaches the next."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a bundle
-            without features.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedPhpSettings)
-    feature_width(model)
-    return replace(
-        averaging(share_all(DESCRIPTION, chosen, model), _client_update),
-        client_init=_client_init,
-        carried=network_names(model) | {_INHERITED},
+    description = Description(
+        name="fedphp",
+        paper="Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML "
+        "PKDD 2021",
+        programs=(_OBJECTIVE,),
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("personal model", "number of own rounds", "buffers of both models"),
+        ),
+        takes_aggregator=True,
+        reads_features=True,
+        weighted_mean=True,
     )
+    settings: FedPhpSettings
 
+    def __init__(self, settings: FedPhpSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        feature_width(model)
+        self.carried = network_names(model) | {_INHERITED}
 
-def _client_init(model: Model) -> ClientState:
-    fresh = common.client_init(model)
-    return replace(fresh, tensors={**fresh.tensors, _INHERITED: np.array(0, np.int64)})
+    def client_init(self, model: Model) -> ClientState:
+        fresh = super().client_init(model)
+        return replace(fresh, tensors={**fresh.tensors, _INHERITED: np.array(0, np.int64)})
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, count = self.settings, int(state.tensors[_INHERITED])
+        personal = self.client_model(state)
+        early = tools.evaluate(personal) if scored_early(settings, payload) else None
+        fit = self._transfer(personal, count, tools)
+        start = local_init(settings, self.receive(shared_state(state), payload), tools, fit)
+        trained = train(start.network, tools.training, settings, fit)
+        if trained.steps:
+            kept = settings.mu * min(count / settings.participations, 1.0)  # μ_t
+            _inherit(personal, trained.network, kept)
+            count += 1
+        start = replace(start, evaluation=early or tools.evaluate(personal))
+        shared, update = finish_round(start, trained, tools, self.shared)
+        after = keep_both(settings, personal, shared)
+        tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}
+        return replace(after, tensors=tensors), update
 
-def _client_update(
-    context: AveragingContext[FedPhpSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings, count = context.settings, int(state.tensors[_INHERITED])
-    personal = client_model(context.model, state)
-    early = tools.evaluate(personal) if scored_early(settings, payload) else None
-    fit = _transfer(context, personal, count, tools)
-    start = local_init(settings, receive(context, shared_state(state), payload), tools, fit)
-    trained = train(start.network, tools.training, settings, fit)
-    if trained.steps:
-        kept = settings.mu * min(count / settings.participations, 1.0)  # μ_t
-        _inherit(personal, trained.network, kept)
-        count += 1
-    start = replace(start, evaluation=early or tools.evaluate(personal))
-    shared, update = finish_round(start, trained, tools, context.shared)
-    after = keep_both(settings, personal, shared)
-    tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}
-    return replace(after, tensors=tensors), update
+    def _transfer(self, personal: Network, count: int, tools: ClientTools) -> Fit:
+        """What the personal model gives for every example, and what it weighs."""
+        settings, x = self.settings, tools.training.x
+        if not len(tools.training.y):
+            return Fit(objective=_OBJECTIVE)
+        lam = settings.lam if count else 0.0
+        teacher = np.zeros((len(x), self.model.features), np.float32)
+        outputs = np.zeros((len(x), self.model.num_classes), np.float32)
+        if lam and settings.transfer == "mmd":
+            teacher = tools.features(personal, x)
+        elif lam:
+            outputs = tools.predict(personal, x)
+        weights = {"mmd": 0.0, "kl": 0.0, settings.transfer: lam, "local": 1 - lam}
+        scalars = {name: np.float32(weight) for name, weight in weights.items()}
 
+        def inputs(rows: ExampleRows) -> Mapping[str, Any]:
+            return {"teacher": teacher[rows], "teacher_outputs": outputs[rows], **scalars}
 
-def _transfer(
-    context: AveragingContext[FedPhpSettings], personal: Network, count: int, tools: ClientTools
-) -> Fit:
-    """What the personal model gives for every example, and what it weighs."""
-    settings, x = context.settings, tools.training.x
-    if not len(tools.training.y):
-        return Fit(objective=_OBJECTIVE)
-    lam = settings.lam if count else 0.0
-    teacher = np.zeros((len(x), context.model.features), np.float32)
-    outputs = np.zeros((len(x), context.model.num_classes), np.float32)
-    if lam and settings.transfer == "mmd":
-        teacher = tools.features(personal, x)
-    elif lam:
-        outputs = tools.predict(personal, x)
-    weights = {"mmd": 0.0, "kl": 0.0, settings.transfer: lam, "local": 1 - lam}
-    scalars = {name: np.float32(weight) for name, weight in weights.items()}
-
-    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
-        return {"teacher": teacher[rows], "teacher_outputs": outputs[rows], **scalars}
-
-    return Fit(objective=_OBJECTIVE, inputs=inputs)
+        return Fit(objective=_OBJECTIVE, inputs=inputs)
 
 
 def _inherit(personal: Network, trained: Network, kept: float) -> None:

@@ -34,25 +34,16 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies import common
 from protofleet.strategies.bounds import Weight
-from protofleet.strategies.common import (
-    client_model,
-    downlink,
-    network_names,
-    network_tensors,
-    ordered,
-    parse_settings,
-)
+from protofleet.strategies.common import network_names, network_tensors, ordered
 from protofleet.strategies.prototypes import (
     ClassRows,
     NearestPrototype,
@@ -61,6 +52,7 @@ from protofleet.strategies.prototypes import (
     feature_width,
     merge_prototypes,
 )
+from protofleet.strategies.strategy import PrivateForm, Strategy
 from protofleet.strategies.training import (
     ExampleRows,
     Fit,
@@ -75,11 +67,9 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     Score,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -91,22 +81,6 @@ from protofleet.tensors import Model, Network, Tensors
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
 _OBJECTIVE = "prototype_mse"
-
-DESCRIPTION = Description(
-    name="fedproto",
-    paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, "
-    "arXiv:2105.00243",
-    programs=(_OBJECTIVE,),
-    travels=Travels(
-        down=("global prototypes", "which classes have one"),
-        up=("means of features by class", "registered once: number of examples of each class"),
-        personal=("parameters", "buffers of the model"),
-    ),
-    class_counts=True,
-    final_fit=True,
-    takes_aggregator=True,
-    reads_features=True,
-)
 
 
 class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,131 +104,152 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
     predict: Literal["nearest", "nearest_own", "head"] = "nearest"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know; ``width``: d."""
+class FedProto(Strategy):
+    """Prototypes of classes are all that is shared."""
 
+    description = Description(
+        name="fedproto",
+        paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, "
+        "arXiv:2105.00243",
+        programs=(_OBJECTIVE,),
+        travels=Travels(
+            down=("global prototypes", "which classes have one"),
+            up=("means of features by class", "registered once: number of examples of each class"),
+            personal=("parameters", "buffers of the model"),
+        ),
+        class_counts=True,
+        final_fit=True,
+        takes_aggregator=True,
+        reads_features=True,
+    )
     settings: FedProtoSettings
-    model: Model
-    width: int
 
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedProto for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a bundle
-            without features.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedProtoSettings)
-    context = _Context(settings=chosen, model=model, width=feature_width(model))
-    prototypes = TensorForm((model.num_classes, context.width))
-    present = TensorForm((model.num_classes,), "uint8")
-    return Strategy(
-        description=DESCRIPTION,
-        settings=chosen,
-        payload=TensorForms(required={_PROTOTYPES: prototypes, _PRESENT: present}),
-        uplink=TensorForms(required={_PROTOTYPES: prototypes}),
-        server_init=partial(_server_init, context),
-        downlink=downlink,
-        client_init=partial(_client_init, context),
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        client_score=lambda state: _score(context, state.tensors),
-        carried=network_names(model),
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-        private=PrivateForm(
+    def __init__(self, settings: FedProtoSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.width = feature_width(model)
+        prototypes = TensorForm((model.num_classes, self.width))
+        present = TensorForm((model.num_classes,), "uint8")
+        self.payload = TensorForms(required={_PROTOTYPES: prototypes, _PRESENT: present})
+        self.uplink = TensorForms(required={_PROTOTYPES: prototypes})
+        self.carried = network_names(model)
+        self.private = PrivateForm(
             baseline=lambda state: {_PROTOTYPES: state.tensors[_PROTOTYPES]},
             by_class=frozenset({_PROTOTYPES}),
-        ),
-    )
+        )
 
+    def client_score(self, state: ClientState) -> Score | None:
+        return self._score(state.tensors)
 
-def _no_prototypes(context: _Context) -> dict[str, NDArray[Any]]:
-    classes = context.model.num_classes
-    return {
-        _PROTOTYPES: np.zeros((classes, context.width), np.float32),
-        _PRESENT: np.zeros(classes, np.uint8),
-    }
+    def _no_prototypes(self) -> dict[str, NDArray[Any]]:
+        classes = self.model.num_classes
+        return {
+            _PROTOTYPES: np.zeros((classes, self.width), np.float32),
+            _PRESENT: np.zeros(classes, np.uint8),
+        }
 
+    def server_init(self, _model: Model, rng: np.random.Generator) -> ServerState:
+        tensors = self._no_prototypes()
+        if self.settings.first_prototypes == "normal":
+            drawn = rng.standard_normal(tensors[_PROTOTYPES].shape, np.float32)
+            tensors = {_PROTOTYPES: drawn, _PRESENT: np.ones_like(tensors[_PRESENT])}
+        return ServerState(round_id=0, tensors=tensors)
 
-def _server_init(context: _Context, _model: Model, rng: np.random.Generator) -> ServerState:
-    tensors = _no_prototypes(context)
-    if context.settings.first_prototypes == "normal":
-        drawn = rng.standard_normal(tensors[_PROTOTYPES].shape, np.float32)
-        tensors = {_PROTOTYPES: drawn, _PRESENT: np.ones_like(tensors[_PRESENT])}
-    return ServerState(round_id=0, tensors=tensors)
+    def client_init(self, model: Model) -> ClientState:
+        tensors = {**super().client_init(model).tensors, **self._no_prototypes()}
+        return ClientState(round_id=0, tensors=tensors)
 
+    def _score(self, tensors: Tensors) -> Score | None:
+        present = tensors[_PRESENT]
+        if self.settings.predict == "head":
+            return None
+        return NearestPrototype(tensors[_PROTOTYPES], present) if present.any() else None
 
-def _client_init(context: _Context, model: Model) -> ClientState:
-    tensors = {**common.client_init(model).tensors, **_no_prototypes(context)}
-    return ClientState(round_id=0, tensors=tensors)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        network = self.client_model(state)
+        trained, means = self._train(network, self._fit(payload), tools)
+        scoring = self._scoring(payload, tools)
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={_PROTOTYPES: means},
+            evaluation=tools.evaluate(trained.network, score=self._score(scoring)),
+            loss=trained.loss,
+        )
+        kept = {**network_tensors(trained.network), **scoring}
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
+    def _scoring(self, payload: Payload, tools: ClientTools) -> Tensors:
+        """The prototypes, and as present those whose class may be predicted."""
+        if self.settings.predict != "nearest_own":
+            return payload.tensors
+        own = np.bincount(tools.training.y, minlength=self.model.num_classes) > 0
+        return {**payload.tensors, _PRESENT: payload.tensors[_PRESENT] * own.astype(np.uint8)}
 
-def _score(context: _Context, tensors: Tensors) -> Score | None:
-    present = tensors[_PRESENT]
-    if context.settings.predict == "head":
-        return None
-    return NearestPrototype(tensors[_PROTOTYPES], present) if present.any() else None
+    def _fit(self, payload: Payload) -> Fit:
+        inputs = {
+            "prototypes": payload.tensors[_PROTOTYPES],
+            "present": payload.tensors[_PRESENT].astype(np.float32),
+            "weight": np.float32(self.settings.prototype_weight),
+        }
+        return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
 
+    def _train(self, network: Network, fit: Fit, tools: ClientTools) -> tuple[Trained, ClassRows]:
+        """Local training and the client's prototypes (eq. 3)."""
+        settings, training = self.settings, tools.training
+        if settings.means == "trained":
+            trained = train(network, training, settings, fit)
+            return trained, self._means(trained.network, slice(None), tools)
+        trainer, seen = Trainer(network, training, settings, fit), _Seen()
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    network = client_model(context.model, state)
-    trained, means = _train(context, network, _fit(context, payload), tools)
-    scoring = _scoring(context, payload, tools)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={_PROTOTYPES: means},
-        evaluation=tools.evaluate(trained.network, score=_score(context, scoring)),
-        loss=trained.loss,
-    )
-    kept = {**network_tensors(trained.network), **scoring}
-    return ClientState(round_id=payload.round_id, tensors=kept), update
+        def step(rows: ExampleRows) -> float:
+            seen.rows.append(rows)
+            seen.features.append(tools.features(trainer.network, training.x[rows]))
+            return trainer.step(rows)
 
+        if settings.epochs > 1:
+            early = msgspec.structs.replace(settings, epochs=settings.epochs - 1)
+            passes(trainer.step, training, early)
+        loss = passes(step, training, msgspec.structs.replace(settings, epochs=1))
+        trained = trainer.trained(loss)
+        return trained, self._means_seen(trained.network, seen, tools)
 
-def _scoring(context: _Context, payload: Payload, tools: ClientTools) -> Tensors:
-    """The prototypes, and as present those whose class may be predicted."""
-    if context.settings.predict != "nearest_own":
-        return payload.tensors
-    own = np.bincount(tools.training.y, minlength=context.model.num_classes) > 0
-    return {**payload.tensors, _PRESENT: payload.tensors[_PRESENT] * own.astype(np.uint8)}
+    def _means_seen(self, network: Network, seen: _Seen, tools: ClientTools) -> ClassRows:
+        """Class means of what was seen; of other classes, of the trained model's features."""
+        y, classes = tools.training.y, self.model.num_classes
+        if not seen.rows:
+            return self._means(network, slice(None), tools)
+        rows = np.concatenate(seen.rows)
+        means, counts = class_means(np.concatenate(seen.features), y[rows], classes)
+        missed = np.flatnonzero(counts[y] == 0)
+        return means + self._means(network, missed, tools)
 
+    def _means(self, network: Network, rows: ExampleRows | slice, tools: ClientTools) -> ClassRows:
+        """Class means of the network's features of some examples, zeros for absent classes."""
+        x, y = tools.training.x[rows], tools.training.y[rows]
+        if not len(y):
+            return self._no_prototypes()[_PROTOTYPES]
+        means, _ = class_means(tools.features(network, x), y, self.model.num_classes)
+        return means
 
-def _fit(context: _Context, payload: Payload) -> Fit:
-    inputs = {
-        "prototypes": payload.tensors[_PROTOTYPES],
-        "present": payload.tensors[_PRESENT].astype(np.float32),
-        "weight": np.float32(context.settings.prototype_weight),
-    }
-    return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        """Eq. 6 with normalised weights."""
+        present = state.tensors[_PRESENT].astype(bool)
 
+        def terms() -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+            nonlocal present
+            for update in ordered(updates):
+                counts = np.zeros(self.model.num_classes, np.int64)
+                if update.num_examples:
+                    counts = class_counts_of(update, self.model.num_classes)
+                    present = present | (counts > 0)
+                yield update.tensors[_PROTOTYPES], counts
 
-def _train(
-    context: _Context, network: Network, fit: Fit, tools: ClientTools
-) -> tuple[Trained, ClassRows]:
-    """Local training and the client's prototypes (eq. 3)."""
-    settings, training = context.settings, tools.training
-    if settings.means == "trained":
-        trained = train(network, training, settings, fit)
-        return trained, _means(context, trained.network, slice(None), tools)
-    trainer, seen = Trainer(network, training, settings, fit), _Seen()
-
-    def step(rows: ExampleRows) -> float:
-        seen.rows.append(rows)
-        seen.features.append(tools.features(trainer.network, training.x[rows]))
-        return trainer.step(rows)
-
-    if settings.epochs > 1:
-        early = msgspec.structs.replace(settings, epochs=settings.epochs - 1)
-        passes(trainer.step, training, early)
-    loss = passes(step, training, msgspec.structs.replace(settings, epochs=1))
-    trained = trainer.trained(loss)
-    return trained, _means_seen(context, trained.network, seen, tools)
+        merged = merge_prototypes(tools.aggregator, terms(), state.tensors[_PROTOTYPES])
+        tensors: dict[str, NDArray[Any]] = {_PROTOTYPES: merged, _PRESENT: present.astype(np.uint8)}
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,45 +258,3 @@ class _Seen:
 
     rows: list[ExampleRows] = field(default_factory=list)
     features: list[NDArray[np.float32]] = field(default_factory=list)
-
-
-def _means_seen(context: _Context, network: Network, seen: _Seen, tools: ClientTools) -> ClassRows:
-    """Class means of what was seen, and of the trained model's features for the other classes."""
-    y, classes = tools.training.y, context.model.num_classes
-    if not seen.rows:
-        return _means(context, network, slice(None), tools)
-    rows = np.concatenate(seen.rows)
-    means, counts = class_means(np.concatenate(seen.features), y[rows], classes)
-    missed = np.flatnonzero(counts[y] == 0)
-    return means + _means(context, network, missed, tools)
-
-
-def _means(
-    context: _Context, network: Network, rows: ExampleRows | slice, tools: ClientTools
-) -> ClassRows:
-    """Class means of the network's features of some examples, zeros for absent classes."""
-    x, y = tools.training.x[rows], tools.training.y[rows]
-    if not len(y):
-        return _no_prototypes(context)[_PROTOTYPES]
-    means, _ = class_means(tools.features(network, x), y, context.model.num_classes)
-    return means
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    """Eq. 6 with normalised weights."""
-    present = state.tensors[_PRESENT].astype(bool)
-
-    def terms() -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        nonlocal present
-        for update in ordered(updates):
-            counts = np.zeros(context.model.num_classes, np.int64)
-            if update.num_examples:
-                counts = class_counts_of(update, context.model.num_classes)
-                present = present | (counts > 0)
-            yield update.tensors[_PROTOTYPES], counts
-
-    merged = merge_prototypes(tools.aggregator, terms(), state.tensors[_PROTOTYPES])
-    tensors: dict[str, NDArray[Any]] = {_PROTOTYPES: merged, _PRESENT: present.astype(np.uint8)}
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)

@@ -20,23 +20,13 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
 from protofleet.strategies.bounds import Weight
-from protofleet.strategies.common import parse_settings
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.shared_model import InitialModel, SharedModel, SharedTraining
 from protofleet.strategies.training import Fit
-from protofleet.strategies.types import ClientTools, Strategy
-from protofleet.tensors import Model
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="fedprox",
-    paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv:1812.06127",
-)
+from protofleet.strategies.types import ClientTools
 
 
 class FedProxSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,18 +39,16 @@ class FedProxSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_
     mu: Weight = 0.01
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedProx for one model.
+class FedProx(SharedModel):
+    """FedAvg with a pull to what was received."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedProxSettings)
-    return fedavg.with_term(DESCRIPTION, chosen, model, _proximal)
+    description = replace(
+        FedAvg.description,
+        name="fedprox",
+        paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv:1812.06127",
+    )
+    settings: FedProxSettings
 
-
-def _proximal(
-    context: AveragingContext[FedProxSettings], received: InitialModel, _tools: ClientTools
-) -> Fit:
-    """Eq. 2: half the squared distance to what was received, which training will change."""
-    return Fit(proximal=(context.settings.mu, received.network.params.copy()))
+    def fit(self, received: InitialModel, _tools: ClientTools) -> Fit:
+        """Eq. 2: half the squared distance to what was received, which training will change."""
+        return Fit(proximal=(self.settings.mu, received.network.params.copy()))

@@ -19,22 +19,12 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import msgspec
 
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    initialise,
-    receive,
-)
 from protofleet.strategies.bounds import Passes
-from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
+from protofleet.strategies.common import PARAMS, shared_layout
 from protofleet.strategies.optimisers import Group
+from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -43,26 +33,10 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    Strategy,
     Travels,
     Update,
 )
 from protofleet.tensors import Model
-
-DESCRIPTION = Description(
-    name="fedrep",
-    paper="Collins et al., Exploiting Shared Representations for Personalized Federated Learning, "
-    "arXiv:2102.07078",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("body",),
-        up=("body", "number of examples"),
-        personal=("head", "buffers of the model"),
-    ),
-    tasks=ALL_TASKS,
-    takes_aggregator=True,
-    weighted_mean=True,
-)
 
 
 class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,44 +54,46 @@ class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     head_epochs: Passes = 10
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedRep for one model.
+class FedRep(SharedModel):
+    """Head and body in turn; the body is shared."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model or nothing of it.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, FedRepSettings)
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=chosen,
-        model=model,
-        shared=shared_layout(model, chosen.head),
+    description = Description(
+        name="fedrep",
+        paper="Collins et al., Exploiting Shared Representations for Personalized Federated "
+        "Learning, arXiv:2102.07078",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("body",),
+            up=("body", "number of examples"),
+            personal=("head", "buffers of the model"),
+        ),
+        tasks=ALL_TASKS,
+        takes_aggregator=True,
+        weighted_mean=True,
     )
-    return averaging(context, _client_update)
+    settings: FedRepSettings
 
+    def __init__(self, settings: FedRepSettings, model: Model) -> None:
+        super().__init__(settings, model, shared=shared_layout(model, settings.head))
 
-def _client_update(
-    context: AveragingContext[FedRepSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    start = initialise(settings, receive(context, state, payload), tools)
-    body = {name.removeprefix(PARAMS) for name in context.shared.shapes}
-    head = start.network.params.keys() - body
-    head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
-    fitted = train(
-        start.network,
-        tools.training,
-        head_training,
-        Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
-    )
-    trained = train(
-        fitted.network,
-        tools.training,
-        settings,
-        Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
-    )
-    return finish_round(start, trained, tools, context.shared)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        start = initialise(settings, self.receive(state, payload), tools)
+        body = {name.removeprefix(PARAMS) for name in self.shared.shapes}
+        head = start.network.params.keys() - body
+        head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
+        fitted = train(
+            start.network,
+            tools.training,
+            head_training,
+            Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
+        )
+        trained = train(
+            fitted.network,
+            tools.training,
+            settings,
+            Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
+        )
+        return finish_round(start, trained, tools, self.shared)

@@ -17,22 +17,13 @@ scores flatter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from protofleet.strategies.common import (
-    client_init,
-    client_model,
-    downlink,
-    network_names,
-    network_tensors,
-    parse_settings,
-)
+from protofleet.strategies.common import network_names, network_tensors
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
 from protofleet.strategies.types import (
@@ -44,21 +35,11 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
-    TensorForms,
     Travels,
     Update,
     Updates,
 )
 from protofleet.tensors import Model
-
-DESCRIPTION = Description(
-    name="local",
-    paper="none: the baseline without federation, also called SOLO",
-    programs=(TASK_LOSS,),
-    travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
-    tasks=ALL_TASKS,
-)
 
 
 class LocalSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,53 +52,47 @@ class LocalSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     keep_best: bool = False
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """Local training of one model.
+class Local(Strategy):
+    """Every client for itself."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, LocalSettings)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=chosen,
-        payload=TensorForms(),
-        uplink=TensorForms(),
-        server_init=_server_init,
-        downlink=downlink,
-        client_init=client_init,
-        client_update=partial(_client_update, model, chosen),
-        client_model=partial(client_model, model),
-        carried=network_names(model),
-        aggregate=_aggregate,
-        server_model=_no_model,
+    description = Description(
+        name="local",
+        paper="none: the baseline without federation, also called SOLO",
+        programs=(TASK_LOSS,),
+        travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
+        tasks=ALL_TASKS,
     )
+    settings: LocalSettings
 
+    def __init__(self, settings: LocalSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.carried = network_names(model)
 
-def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
-    return ServerState(round_id=0, tensors={})
+    def server_init(self, _model: Model, _rng: np.random.Generator) -> ServerState:
+        return ServerState(round_id=0, tensors={})
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, fit = self.settings, Fit(moments=state.tensors)
+        trainer = Trainer(self.client_model(state), tools.training, settings, fit)
+        if settings.keep_best:
+            trained = _best_epoch(trainer, settings, tools, TASKS[self.model.task])
+        else:
+            trained = trainer.trained(passes(trainer.step, tools.training, settings))
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={},
+            evaluation=tools.evaluate(trained.network),
+            loss=trained.loss,
+        )
+        kept = {**network_tensors(trained.network), **trained.moments()}
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
-def _client_update(
-    model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    trainer = Trainer(
-        client_model(model, state), tools.training, settings, Fit(moments=state.tensors)
-    )
-    if settings.keep_best:
-        trained = _best_epoch(trainer, settings, tools, TASKS[model.task])
-    else:
-        trained = trainer.trained(passes(trainer.step, tools.training, settings))
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={},
-        evaluation=tools.evaluate(trained.network),
-        loss=trained.loss,
-    )
-    kept = {**network_tensors(trained.network), **trained.moments()}
-    return ClientState(round_id=payload.round_id, tensors=kept), update
+    def aggregate(self, state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:
+        return ServerState(round_id=state.round_id + 1, tensors={})
 
 
 def _best_epoch(
@@ -138,11 +113,3 @@ def _best_epoch(
 def _copied(trained: Trained) -> Trained:
     moments = {name: value.copy() for name, value in trained.moments().items()}
     return replace(trained, network=trained.network.copy(), moments=lambda: moments)
-
-
-def _aggregate(state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:
-    return ServerState(round_id=state.round_id + 1, tensors={})
-
-
-def _no_model(_state: ServerState) -> None:
-    return None

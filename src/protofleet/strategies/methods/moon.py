@@ -29,25 +29,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from protofleet.strategies.averaging import AveragingContext, InitialModel, SharedTraining
 from protofleet.strategies.bounds import Bounds, Weight
-from protofleet.strategies.common import client_model, parse_settings
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.shared_model import InitialModel, SharedModel, SharedTraining
 from protofleet.strategies.training import ExampleRows, Fit
-from protofleet.strategies.types import ClientTools, Strategy
-from protofleet.tensors import Model
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="moon",
-    paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
-    programs=("moon",),
-    travels=replace(
-        fedavg.DESCRIPTION.travels, personal=("previous model", "buffers of the model")
-    ),
-    tasks=("classification",),
-    reads_features=True,
-)
+from protofleet.strategies.types import ClientTools
 
 
 class MoonSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,31 +48,35 @@ class MoonSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fie
     mu: Weight = 1.0
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """MOON for one model.
+class Moon(SharedModel):
+    """FedAvg with a contrast of features."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, MoonSettings)
-    return fedavg.with_term(DESCRIPTION, chosen, model, _contrast)
+    description = replace(
+        FedAvg.description,
+        name="moon",
+        paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
+        programs=("moon",),
+        travels=replace(
+            FedAvg.description.travels, personal=("previous model", "buffers of the model")
+        ),
+        tasks=("classification",),
+        reads_features=True,
+    )
+    settings: MoonSettings
 
+    def fit(self, received: InitialModel, tools: ClientTools) -> Fit:
+        """Eq. 3's constants for every example."""
+        if not len(tools.training.y):
+            return Fit(objective="moon")
+        positive = negative = tools.features(received.network, tools.training.x)
+        if received.state.round_id:
+            negative = tools.features(self.client_model(received.state), tools.training.x)
+        scalars = {
+            "tau": np.float32(self.settings.tau),
+            "mu": np.float32(self.settings.mu),
+        }
 
-def _contrast(
-    context: AveragingContext[MoonSettings], received: InitialModel, tools: ClientTools
-) -> Fit:
-    """Eq. 3's constants for every example."""
-    if not len(tools.training.y):
-        return Fit(objective="moon")
-    positive = negative = tools.features(received.network, tools.training.x)
-    if received.state.round_id:
-        negative = tools.features(client_model(context.model, received.state), tools.training.x)
-    scalars = {
-        "tau": np.float32(context.settings.tau),
-        "mu": np.float32(context.settings.mu),
-    }
+        def inputs(rows: ExampleRows) -> Mapping[str, Any]:
+            return {"positive": positive[rows], "negative": negative[rows], **scalars}
 
-    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
-        return {"positive": positive[rows], "negative": negative[rows], **scalars}
-
-    return Fit(objective="moon", inputs=inputs)
+        return Fit(objective="moon", inputs=inputs)

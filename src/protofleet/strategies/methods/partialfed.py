@@ -31,35 +31,23 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.strategies.averaging import (
-    AveragingContext,
-    SharedTraining,
-    averaging,
-    finish_round,
-    receive,
-    scored_early,
-    share_all,
-)
 from protofleet.strategies.bounds import Bounds, Share
-from protofleet.strategies.common import (
-    PARAMS,
-    client_model,
-    listed,
-    parse_settings,
-    prefixed,
-    shared_layout,
-)
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.common import PARAMS, listed, prefixed, shared_layout
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Adam, Group, Sgd
+from protofleet.strategies.shared_model import (
+    SharedModel,
+    SharedTraining,
+    finish_round,
+    scored_early,
+)
 from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -69,7 +57,6 @@ from protofleet.strategies.types import (
     GradFn,
     Payload,
     Step,
-    Strategy,
     Travels,
     Update,
 )
@@ -77,19 +64,6 @@ from protofleet.tensors import Layout, Model, Network, TensorMap
 
 _DECISIONS = "decisions"
 _LOADED, _OWN = "loaded/", "own/"
-
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="partialfed",
-    paper="Sun et al., PartialFed: Cross-Domain Personalized Federated Learning via Partial "
-    "Initialization, NeurIPS 2021",
-    travels=Travels(
-        down=("parameters (mode fix: of the loaded layers)",),
-        up=("parameters (mode fix: of the loaded layers)", "number of examples"),
-        personal=("own layers", "which layers to load", "buffers of the model"),
-    ),
-    partial_work=False,
-)
 
 
 class PartialFedSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -132,26 +106,62 @@ class PartialFedSettings(SharedTraining, frozen=True, kw_only=True, forbid_unkno
         )
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """PartialFed for one model.
+class PartialFed(SharedModel):
+    """Each client decides, layer by layer, what it loads."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range; in mode fix layers to
-            load that are all of the model or nothing of it, in mode adaptive a model whose
-            training program sets parameters itself.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, PartialFedSettings)
-    if chosen.mode == "fix":
-        context = AveragingContext(
-            description=DESCRIPTION,
-            settings=chosen,
-            model=model,
-            shared=_loaded_layout(model, chosen.loaded),
+    description = replace(
+        FedAvg.description,
+        name="partialfed",
+        paper="Sun et al., PartialFed: Cross-Domain Personalized Federated Learning via Partial "
+        "Initialization, NeurIPS 2021",
+        travels=Travels(
+            down=("parameters (mode fix: of the loaded layers)",),
+            up=("parameters (mode fix: of the loaded layers)", "number of examples"),
+            personal=("own layers", "which layers to load", "buffers of the model"),
+        ),
+        partial_work=False,
+    )
+    settings: PartialFedSettings
+
+    def __init__(self, settings: PartialFedSettings, model: Model) -> None:
+        shared = None
+        if settings.mode == "fix":
+            shared = _loaded_layout(model, settings.loaded)
+        else:
+            refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model, shared=shared)
+
+    def client_init(self, model: Model) -> ClientState:
+        fresh = super().client_init(model)
+        if self.settings.mode == "fix":
+            return fresh
+        decisions = np.zeros((len(layers_of(model.params.layout)), 2), np.float32)
+        return replace(fresh, tensors={**fresh.tensors, _DECISIONS: decisions})
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        if self.settings.mode == "fix":
+            return super().client_update(state, payload, tools)
+        settings, decisions = self.settings, state.tensors[_DECISIONS]
+        start = self.receive(state, payload)
+        received, own = start.network, self.client_model(state)
+        if scored_early(settings, payload):
+            early = replace(received, params=chosen(received.params, own.params, decisions))
+            start = replace(start, evaluation=tools.evaluate(early))
+        mixture = Mixture(
+            layout=received.params.layout,
+            grad_fn=tools.training.grad_fns[TASK_LOSS],
+            temperature=settings.at(payload.round_id),
         )
-        return averaging(context, fedavg.client_update)
-    refuse_rewritten(DESCRIPTION.name, model)
-    strategy = averaging(share_all(DESCRIPTION, chosen, model), _client_update)
-    return replace(strategy, client_init=partial(_client_init, strategy))
+        network = replace(received, params=mixture.pack(received.params, own.params, decisions))
+        copies = Group(names=mixture.copies, optimiser=settings.optimiser)
+        logits = Group(names=(_DECISIONS,), optimiser=settings.decision_optimiser)
+        training = replace(tools.training, grad_fns={TASK_LOSS: mixture})
+        trained = train(network, training, settings, Fit(groups=[copies, logits]))
+        params, decided = mixture.chosen(trained.network.params)
+        finished = replace(trained, network=replace(trained.network, params=params))
+        return finish_round(start, finished, tools, self.shared, keep={_DECISIONS: decided})
 
 
 def _loaded_layout(model: Model, loaded: tuple[str, ...] | None) -> Layout:
@@ -175,39 +185,6 @@ def layers_of(layout: Layout) -> dict[str, tuple[str, ...]]:
         layer = name.rpartition(".")[0] or name
         layers[layer] = (*layers.get(layer, ()), name)
     return layers
-
-
-def _client_init(strategy: Strategy, model: Model) -> ClientState:
-    fresh = strategy.client_init(model)
-    decisions = np.zeros((len(layers_of(model.params.layout)), 2), np.float32)
-    return replace(fresh, tensors={**fresh.tensors, _DECISIONS: decisions})
-
-
-def _client_update(
-    context: AveragingContext[PartialFedSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings, decisions = context.settings, state.tensors[_DECISIONS]
-    start = receive(context, state, payload)
-    received, own = start.network, client_model(context.model, state)
-    if scored_early(settings, payload):
-        early = replace(received, params=chosen(received.params, own.params, decisions))
-        start = replace(start, evaluation=tools.evaluate(early))
-    mixture = Mixture(
-        layout=received.params.layout,
-        grad_fn=tools.training.grad_fns[TASK_LOSS],
-        temperature=settings.at(payload.round_id),
-    )
-    network = replace(received, params=mixture.pack(received.params, own.params, decisions))
-    copies = Group(names=mixture.copies, optimiser=settings.optimiser)
-    logits = Group(names=(_DECISIONS,), optimiser=settings.decision_optimiser)
-    training = replace(tools.training, grad_fns={TASK_LOSS: mixture})
-    trained = train(network, training, settings, Fit(groups=[copies, logits]))
-    params, decided = mixture.chosen(trained.network.params)
-    finished = replace(trained, network=replace(trained.network, params=params))
-    return finish_round(start, finished, tools, context.shared, keep={_DECISIONS: decided})
 
 
 def chosen(loaded: TensorMap, own: TensorMap, decisions: NDArray[Any]) -> TensorMap:

@@ -30,30 +30,28 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import sgd_step
-from protofleet.strategies import averaging
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import MOST_BATCH, Bounds, LearningRate
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.shared_model import (
+    ServerStep,
+    SharedModel,
+    SharedTraining,
     finish_round,
     keep_both,
     local_init,
-    receive,
     scored_early,
     shared_state,
 )
-from protofleet.strategies.bounds import MOST_BATCH, Bounds, LearningRate
-from protofleet.strategies.common import parse_settings
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import Training, mean_gradient, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -63,29 +61,16 @@ from protofleet.strategies.types import (
     GradFn,
     Payload,
     Step,
-    Strategy,
     TrainTools,
     Travels,
     Update,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="perfedavg",
-    paper="Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A "
-    "Model-Agnostic Meta-Learning Approach, arXiv:2002.07948",
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("adapted model", "buffers of the model"),
-    ),
-    partial_work=False,
-)
 _BATCHES = {"fo": 2, "hf": 3}
 
 
-class PerFedAvgSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+class PerFedAvgSettings(SharedTraining, frozen=True, kw_only=True):
     """Local training of the model to adapt, and the step that adapts it.
 
     Attributes:
@@ -100,38 +85,43 @@ class PerFedAvgSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     alpha: LearningRate = 0.01
     variant: Literal["fo", "hf"] = "fo"
     delta: Annotated[float, Bounds(1e-6)] = 1e-3
-    server: averaging.ServerStep = averaging.ServerStep()
+    server: ServerStep = ServerStep()
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """Per-FedAvg for one model.
+class PerFedAvg(SharedModel):
+    """A start from which one step of a client's own goes far."""
 
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model whose
-            training program sets parameters itself.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, PerFedAvgSettings)
-    refuse_rewritten(DESCRIPTION.name, model)
-    context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
-    return averaging.averaging(context, _client_update)
+    description = replace(
+        FedAvg.description,
+        name="perfedavg",
+        paper="Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A "
+        "Model-Agnostic Meta-Learning Approach, arXiv:2002.07948",
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("adapted model", "buffers of the model"),
+        ),
+        partial_work=False,
+    )
+    settings: PerFedAvgSettings
 
+    def __init__(self, settings: PerFedAvgSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model, server=settings.server)
 
-def _client_update(
-    context: AveragingContext[PerFedAvgSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings, training = context.settings, tools.training
-    start = local_init(settings, receive(context, shared_state(state), payload), tools)
-    early = None
-    if scored_early(settings, payload):
-        early = tools.evaluate(_adapted(settings, start.network, training))
-    trained = train(start.network, *_meta(settings, training, context.model.params.layout))
-    own = _adapted(settings, trained.network, training)
-    start = replace(start, evaluation=early or tools.evaluate(own))
-    kept, update = finish_round(start, trained, tools, context.shared)
-    return keep_both(settings, own, kept), update
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, training = self.settings, tools.training
+        start = local_init(settings, self.receive(shared_state(state), payload), tools)
+        early = None
+        if scored_early(settings, payload):
+            early = tools.evaluate(_adapted(settings, start.network, training))
+        trained = train(start.network, *_meta(settings, training, self.model.params.layout))
+        own = _adapted(settings, trained.network, training)
+        start = replace(start, evaluation=early or tools.evaluate(own))
+        kept, update = finish_round(start, trained, tools, self.shared)
+        return keep_both(settings, own, kept), update
 
 
 def _meta(

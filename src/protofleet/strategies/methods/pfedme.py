@@ -29,52 +29,37 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from protofleet.strategies import averaging
-from protofleet.strategies.averaging import (
-    AveragingContext,
+from protofleet.strategies.bounds import LearningRate, Passes, Weight
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.shared_model import (
+    ServerStep,
+    SharedModel,
+    SharedTraining,
     finish_round,
     keep_both,
     local_init,
-    receive,
     scored_early,
     shared_state,
 )
-from protofleet.strategies.bounds import LearningRate, Passes, Weight
-from protofleet.strategies.common import client_model, parse_settings
-from protofleet.strategies.methods import fedavg
-from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.training import ExampleRows, Fit, Trainer, passes, refuse_rewritten
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Evaluation,
     Payload,
-    Strategy,
     Travels,
     Update,
 )
 from protofleet.tensors import Model, Network
 
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="pfedme",
-    paper="Dinh et al., Personalized Federated Learning with Moreau Envelopes, arXiv:2006.08848",
-    travels=Travels(
-        down=("parameters",),
-        up=("parameters", "number of examples"),
-        personal=("personal model", "buffers of the model"),
-    ),
-    partial_work=False,
-)
 
-
-class PFedMeSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+class PFedMeSettings(SharedTraining, frozen=True, kw_only=True):
     """Local training of the personal model and of the shared one behind it.
 
     Attributes:
@@ -89,50 +74,57 @@ class PFedMeSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     lam: Weight = 1.0
     local_lr: LearningRate = 0.5
     inner_steps: Passes = 5
-    server: averaging.ServerStep = averaging.ServerStep()
+    server: ServerStep = ServerStep()
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """PFedMe for one model.
+class PFedMe(SharedModel):
+    """Each client's own model, and the point between all of them."""
 
-    Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
-        UnsuitableModelError: training calls that set parameters.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, PFedMeSettings)
-    refuse_rewritten(DESCRIPTION.name, model)
-    context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
-    return averaging.averaging(context, _client_update)
+    description = replace(
+        FedAvg.description,
+        name="pfedme",
+        paper="Dinh et al., Personalized Federated Learning with Moreau Envelopes, "
+        "arXiv:2006.08848",
+        travels=Travels(
+            down=("parameters",),
+            up=("parameters", "number of examples"),
+            personal=("personal model", "buffers of the model"),
+        ),
+        partial_work=False,
+    )
+    settings: PFedMeSettings
 
+    def __init__(self, settings: PFedMeSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        super().__init__(settings, model, server=settings.server)
 
-def _client_update(
-    context: AveragingContext[PFedMeSettings],
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    received = receive(context, shared_state(state), payload)
-    shared = tools.statistics(received.network)
-    start = local_init(settings, received, tools)
-    early = None
-    if scored_early(settings, payload):
-        early = tools.evaluate(client_model(context.model, state))
-    w = start.network.params.copy()
-    trainer = Trainer(start.network, tools.training, settings, Fit(proximal=(settings.lam, w)))
-    rate = np.float32(settings.local_lr * settings.lam)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        received = self.receive(shared_state(state), payload)
+        shared = tools.statistics(received.network)
+        start = local_init(settings, received, tools)
+        early = None
+        if scored_early(settings, payload):
+            early = tools.evaluate(self.client_model(state))
+        w = start.network.params.copy()
+        trainer = Trainer(start.network, tools.training, settings, Fit(proximal=(settings.lam, w)))
+        rate = np.float32(settings.local_lr * settings.lam)
 
-    def local_round(rows: ExampleRows) -> float:
-        losses = [trainer.step(rows) for _ in range(settings.inner_steps)]  # f_i(θ) + λ/2 |θ - w|²
-        w.buffer[...] -= rate * (w.buffer - trainer.network.params.buffer)  # w ← w - ηλ(w - θ)
-        return losses[0]
+        def local_round(rows: ExampleRows) -> float:
+            losses = [
+                trainer.step(rows) for _ in range(settings.inner_steps)
+            ]  # f_i(θ) + λ/2 |θ - w|²
+            w.buffer[...] -= rate * (w.buffer - trainer.network.params.buffer)  # w ← w - ηλ(w - θ)
+            return losses[0]
 
-    own = trainer.trained(passes(local_round, tools.training, settings))
-    evaluation = early or tools.evaluate(own.network)
-    start = replace(start, evaluation=_with_shared(evaluation, shared))
-    trained = replace(own, network=Network(params=w, buffers=own.network.buffers))
-    kept, update = finish_round(start, trained, tools, context.shared)
-    return keep_both(settings, own.network, kept), update
+        own = trainer.trained(passes(local_round, tools.training, settings))
+        evaluation = early or tools.evaluate(own.network)
+        start = replace(start, evaluation=_with_shared(evaluation, shared))
+        trained = replace(own, network=Network(params=w, buffers=own.network.buffers))
+        kept, update = finish_round(start, trained, tools, self.shared)
+        return keep_both(settings, own.network, kept), update
 
 
 def _with_shared(evaluation: Evaluation, shared: Any) -> Evaluation:

@@ -36,9 +36,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -48,12 +46,8 @@ from numpy.typing import NDArray
 from protofleet.strategies.bounds import Passes, Weight
 from protofleet.strategies.common import (
     PARAMS,
-    client_init,
-    client_model,
     combine_updates,
-    downlink,
     network_tensors,
-    parse_settings,
     prefixed,
     shared_layout,
     unpack_network,
@@ -65,6 +59,7 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
 )
+from protofleet.strategies.strategy import PrivateForm, Strategy
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -72,10 +67,8 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -83,30 +76,13 @@ from protofleet.strategies.types import (
     Updates,
     float32_forms,
 )
-from protofleet.tensors import Layout, Model, Network
+from protofleet.tensors import Model, Network
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
 _OBJECTIVE = "prototype_mse"
 _HEAD = "head/"
 _BODY = "body/"
-
-DESCRIPTION = Description(
-    name="protohar",
-    paper="Cheng et al., ProtoHAR: Prototype Guided Personalized Federated Learning for Human "
-    "Activity Recognition, IEEE JBHI 27(8), 2023",
-    programs=(TASK_LOSS, _OBJECTIVE),
-    travels=Travels(
-        down=("body", "global prototypes", "which classes have one"),
-        up=("body", "class means of features", "number of examples", "class counts"),
-        personal=("head", "buffers of the model", "moments of the optimisers"),
-    ),
-    class_counts=True,
-    final_fit=True,
-    takes_aggregator=True,
-    reads_features=True,
-    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9},
-)
 
 
 class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,125 +109,125 @@ class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
     prototype_mean: Literal["examples", "plain"] = "examples"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class ProtoHar(Strategy):
+    """Head, then body, towards prototypes of classes."""
 
-    Attributes:
-        shared: prefixed layout of the body.
-        width: d.
-    """
-
-    settings: ProtoHarSettings
-    model: Model
-    shared: Layout
-    width: int
-
-    @property
-    def body(self) -> set[str]:
-        """Names of the body's parameters."""
-        return {name.removeprefix(PARAMS) for name in self.shared.shapes}
-
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """ProtoHAR for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model or nothing of it, or a bundle without features.
-    """
-    chosen = parse_settings(DESCRIPTION.name, settings, ProtoHarSettings)
-    context = _Context(
-        settings=chosen,
-        model=model,
-        shared=shared_layout(model, chosen.head),
-        width=feature_width(model),
+    description = Description(
+        name="protohar",
+        paper="Cheng et al., ProtoHAR: Prototype Guided Personalized Federated Learning for Human "
+        "Activity Recognition, IEEE JBHI 27(8), 2023",
+        programs=(TASK_LOSS, _OBJECTIVE),
+        travels=Travels(
+            down=("body", "global prototypes", "which classes have one"),
+            up=("body", "class means of features", "number of examples", "class counts"),
+            personal=("head", "buffers of the model", "moments of the optimisers"),
+        ),
+        class_counts=True,
+        final_fit=True,
+        takes_aggregator=True,
+        reads_features=True,
+        published={"kind": "sgd", "lr": 0.01, "momentum": 0.9},
     )
-    prototypes = TensorForm((model.num_classes, context.width))
-    present = TensorForm((model.num_classes,), "uint8")
-    body = float32_forms(context.shared)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=chosen,
-        payload=TensorForms(required={**body, _PROTOTYPES: prototypes, _PRESENT: present}),
-        uplink=TensorForms(required={**body, _PROTOTYPES: prototypes}),
-        server_init=partial(_server_init, context),
-        downlink=downlink,
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=frozenset(prefixed(PARAMS, model.params).keys() - context.shared.shapes.keys()),
-        aggregate=partial(_aggregate, context),
-        server_model=lambda _state: None,
-        private=PrivateForm(
+    settings: ProtoHarSettings
+
+    def __init__(self, settings: ProtoHarSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.shared, self.width = shared_layout(model, settings.head), feature_width(model)
+        body = float32_forms(self.shared)
+        prototypes = TensorForm((model.num_classes, self.width))
+        present = TensorForm((model.num_classes,), "uint8")
+        self.payload = TensorForms(required={**body, _PROTOTYPES: prototypes, _PRESENT: present})
+        self.uplink = TensorForms(required={**body, _PROTOTYPES: prototypes})
+        self.carried = frozenset(prefixed(PARAMS, model.params).keys() - self.shared.shapes.keys())
+        self.private = PrivateForm(
             baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
             by_class=frozenset({_PROTOTYPES}),
-        ),
-    )
+        )
 
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        every, classes = prefixed(PARAMS, model.params), model.num_classes
+        tensors: dict[str, NDArray[Any]] = {
+            **{name: every[name] for name in self.shared.shapes},
+            _PROTOTYPES: np.zeros((classes, self.width), np.float32),
+            _PRESENT: np.zeros(classes, np.uint8),
+        }
+        return ServerState(round_id=0, tensors=tensors)
 
-def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
-    every, classes = prefixed(PARAMS, model.params), model.num_classes
-    tensors: dict[str, NDArray[Any]] = {
-        **{name: every[name] for name in context.shared.shapes},
-        _PROTOTYPES: np.zeros((classes, context.width), np.float32),
-        _PRESENT: np.zeros(classes, np.uint8),
-    }
-    return ServerState(round_id=0, tensors=tensors)
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        network = unpack_network({**state.tensors, **payload.tensors}, self.model)
+        before = tools.evaluate(network)
+        head, body = self._two_phases(network, state, payload, tools)
+        after = tools.statistics(body.network)
+        model = network_tensors(body.network)
+        own = self._local_prototypes(body.network, tools)
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={**{name: model[name] for name in self.shared.shapes}, _PROTOTYPES: own},
+            evaluation=replace(before, more={} if after is None else {"after_fit": after}),
+            loss=body.loss,
+        )
+        moments = {**prefixed(_HEAD, head.moments()), **prefixed(_BODY, body.moments())}
+        return ClientState(round_id=payload.round_id, tensors={**model, **moments}), update
 
+    def _two_phases(
+        self, network: Network, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[Trained, Trained]:
+        """The network with the head fitted, and then with the body fitted too: in one memory."""
+        settings = self.settings
+        bodies = {name.removeprefix(PARAMS) for name in self.shared.shapes}
+        heads = network.params.keys() - bodies
+        head = train(
+            network,
+            tools.training,
+            msgspec.structs.replace(settings, epochs=settings.head_epochs),
+            Fit(
+                groups=[Group(names=heads, optimiser=settings.head_optimiser)],
+                moments=_moments_of(state, _HEAD),
+            ),
+        )
+        inputs = {
+            "prototypes": payload.tensors[_PROTOTYPES],
+            "present": payload.tensors[_PRESENT].astype(np.float32),
+            "weight": np.float32(settings.prototype_weight),
+        }
+        fit = Fit(
+            objective=_OBJECTIVE,
+            inputs=lambda _rows: inputs,
+            groups=[Group(names=bodies, optimiser=settings.optimiser)],
+            moments=_moments_of(state, _BODY),
+        )
+        return head, train(head.network, tools.training, settings, fit)
 
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
-    before = tools.evaluate(network)
-    head, body = _two_phases(context, network, state, payload, tools)
-    after = tools.statistics(body.network)
-    model = network_tensors(body.network)
-    own = _local_prototypes(context, body.network, tools)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={**{name: model[name] for name in context.shared.shapes}, _PROTOTYPES: own},
-        evaluation=replace(before, more={} if after is None else {"after_fit": after}),
-        loss=body.loss,
-    )
-    moments = {**prefixed(_HEAD, head.moments()), **prefixed(_BODY, body.moments())}
-    return ClientState(round_id=payload.round_id, tensors={**model, **moments}), update
+    def _local_prototypes(self, network: Network, tools: ClientTools) -> NDArray[np.float32]:
+        """Class means of the trained network's features; zeros for absent classes."""
+        classes = self.model.num_classes
+        if not len(tools.training.y):
+            return np.zeros((classes, self.width), np.float32)
+        features = tools.features(network, tools.training.x)
+        return class_means(features, tools.training.y, classes)[0]
 
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        rows = CollectedRows(old={_PROTOTYPES: state.tensors[_PROTOTYPES]}, weigh=self._weights)
+        body = combine_updates(
+            updates, self.shared, tools.aggregator, state.tensors, visit=rows.collect
+        )
+        if body is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        tensors: dict[str, NDArray[Any]] = {
+            **body,
+            **rows.merged(tools.aggregator, len(updates)),
+            _PRESENT: rows.present(state.tensors[_PRESENT]),
+        }
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
-def _two_phases(
-    context: _Context,
-    network: Network,
-    state: ClientState,
-    payload: Payload,
-    tools: ClientTools,
-) -> tuple[Trained, Trained]:
-    """The network with the head fitted, and then with the body fitted too: in one memory."""
-    settings = context.settings
-    heads = network.params.keys() - context.body
-    head = train(
-        network,
-        tools.training,
-        msgspec.structs.replace(settings, epochs=settings.head_epochs),
-        Fit(
-            groups=[Group(names=heads, optimiser=settings.head_optimiser)],
-            moments=_moments_of(state, _HEAD),
-        ),
-    )
-    inputs = {
-        "prototypes": payload.tensors[_PROTOTYPES],
-        "present": payload.tensors[_PRESENT].astype(np.float32),
-        "weight": np.float32(settings.prototype_weight),
-    }
-    fit = Fit(
-        objective=_OBJECTIVE,
-        inputs=lambda _rows: inputs,
-        groups=[Group(names=context.body, optimiser=settings.optimiser)],
-        moments=_moments_of(state, _BODY),
-    )
-    return head, train(head.network, tools.training, settings, fit)
+    def _weights(self, update: Update) -> NDArray[np.int64]:
+        """``(C,)``, how much a client's prototypes count; 0 for classes that it lacks."""
+        counts = np.maximum(class_counts_of(update, self.model.num_classes), 0)
+        return counts if self.settings.prototype_mean == "examples" else np.sign(counts)
 
 
 def _moments_of(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
@@ -261,39 +237,3 @@ def _moments_of(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
         for name, value in state.tensors.items()
         if name.startswith(prefix)
     }
-
-
-def _local_prototypes(
-    context: _Context, network: Network, tools: ClientTools
-) -> NDArray[np.float32]:
-    """Class means of the trained network's features; zeros for absent classes."""
-    classes = context.model.num_classes
-    if not len(tools.training.y):
-        return np.zeros((classes, context.width), np.float32)
-    features = tools.features(network, tools.training.x)
-    return class_means(features, tools.training.y, classes)[0]
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    rows = CollectedRows(
-        old={_PROTOTYPES: state.tensors[_PROTOTYPES]}, weigh=partial(_weights, context)
-    )
-    body = combine_updates(
-        updates, context.shared, tools.aggregator, state.tensors, visit=rows.collect
-    )
-    if body is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    tensors: dict[str, NDArray[Any]] = {
-        **body,
-        **rows.merged(tools.aggregator, len(updates)),
-        _PRESENT: rows.present(state.tensors[_PRESENT]),
-    }
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
-
-
-def _weights(context: _Context, update: Update) -> NDArray[np.int64]:
-    """``(C,)``, how much a client's prototypes count; 0 for classes that it lacks."""
-    counts = np.maximum(class_counts_of(update, context.model.num_classes), 0)
-    return counts if context.settings.prototype_mean == "examples" else np.sign(counts)

@@ -17,37 +17,32 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from protofleet.errors import InputError
 from protofleet.kernels import control_update
-from protofleet.strategies import averaging
-from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
 from protofleet.strategies.bounds import MOST_LR, Bounds, check_range
-from protofleet.strategies.common import parse_settings, unpack
-from protofleet.strategies.methods import fedavg
+from protofleet.strategies.common import unpack
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Sgd
+from protofleet.strategies.shared_model import (
+    PopulationMean,
+    ServerStep,
+    SharedModel,
+    SharedTraining,
+    changed,
+    finish_round,
+    initialise,
+)
 from protofleet.strategies.training import Fit, mean_gradient, refuse_rewritten, train
-from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Travels, Update
 from protofleet.tensors import Model, TensorMap
 
-DESCRIPTION = replace(
-    fedavg.DESCRIPTION,
-    name="scaffold",
-    paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv:1910.06378",
-    travels=Travels(
-        down=("parameters", "control variate"),
-        up=("parameters", "change of the client's control variate", "number of examples"),
-        personal=("control variate", "buffers of the model"),
-    ),
-    weighted_mean=False,
-)
 _CONTROL = "control/"
 
 
-class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
+class ScaffoldServer(ServerStep, frozen=True, kw_only=True):
     """What the server does with the updates, and of how many clients c is the mean.
 
     Attributes:
@@ -58,7 +53,7 @@ class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
     population: Annotated[int, Bounds(0)] = 0
 
 
-class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+class ScaffoldSettings(SharedTraining, frozen=True, kw_only=True):
     """Local training by plain SGD: of other steps (x - y_i) / (K η) is no gradient.
 
     Attributes:
@@ -78,28 +73,42 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
             raise InputError("setting 'clip_norm': option I clips no gradient; use option II")
 
 
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """SCAFFOLD for one model; raises InputError for settings that it does not take."""
-    chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
-    refuse_rewritten(DESCRIPTION.name, model)
-    extra = averaging.PopulationMean.of_params(model, _CONTROL, chosen.server.population)
-    context = averaging.share_all(DESCRIPTION, chosen, model, extra=extra, server=chosen.server)
-    return averaging.averaging(context, _client_update)
+class Scaffold(SharedModel):
+    """Steps that are corrected by how clients drift apart."""
 
+    description = replace(
+        FedAvg.description,
+        name="scaffold",
+        paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv:1910.06378",
+        travels=Travels(
+            down=("parameters", "control variate"),
+            up=("parameters", "change of the client's control variate", "number of examples"),
+            personal=("control variate", "buffers of the model"),
+        ),
+        weighted_mean=False,
+    )
+    settings: ScaffoldSettings
 
-def _client_update(
-    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings, layout = context.settings, context.model.params.layout
-    start = initialise(settings, receive(context, state, payload), tools)
-    c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
-    fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
-    trained = train(start.network.copy(), tools.training, settings, fit)
-    new = own.copy()  # Line 12
-    if settings.option == "I" and tools.training.can_train:
-        new = mean_gradient(start.network, tools.training, settings)
-    elif trained.steps:
-        x, y = start.network.params.buffer, trained.network.params.buffer
-        control_update(new.buffer, c.buffer, x, y, steps=trained.steps, lr=settings.optimiser.lr)
-    keep, send = averaging.changed(_CONTROL, own, new)
-    return finish_round(start, trained, tools, context.shared, keep=keep, send=send)
+    def __init__(self, settings: ScaffoldSettings, model: Model) -> None:
+        refuse_rewritten(self.description.name, model)
+        extra = PopulationMean.of_params(model, _CONTROL, settings.server.population)
+        super().__init__(settings, model, extra=extra, server=settings.server)
+
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings, layout = self.settings, self.model.params.layout
+        start = initialise(settings, self.receive(state, payload), tools)
+        c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
+        fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
+        trained = train(start.network.copy(), tools.training, settings, fit)
+        new = own.copy()  # Line 12
+        if settings.option == "I" and tools.training.can_train:
+            new = mean_gradient(start.network, tools.training, settings)
+        elif trained.steps:
+            x, y = start.network.params.buffer, trained.network.params.buffer
+            control_update(
+                new.buffer, c.buffer, x, y, steps=trained.steps, lr=settings.optimiser.lr
+            )
+        keep, send = changed(_CONTROL, own, new)
+        return finish_round(start, trained, tools, self.shared, keep=keep, send=send)

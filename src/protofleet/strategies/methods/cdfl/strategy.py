@@ -50,8 +50,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,10 +63,7 @@ from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,
-    client_init,
-    client_model,
     network_tensors,
-    parse_settings,
     prefixed_layout,
     unpack_network,
 )
@@ -91,6 +88,7 @@ from protofleet.strategies.methods.cdfl.settings import (
     pixelised,
     to_bytes,
 )
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.types import (
     TASK_LOSS,
     ClientState,
@@ -99,7 +97,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -113,26 +110,6 @@ UPLOADS = "uploads"
 IMAGES = "shown/images"
 LABELS = "shown/labels"
 
-DESCRIPTION = Description(
-    name="cdfl",
-    paper="Khazaei et al., CDFL: Efficient Federated Human Activity Recognition using Contrastive "
-    "Learning and Deep Clustering, arXiv:2407.12287",
-    programs=(TASK_LOSS, "cdfl"),
-    travels=Travels(
-        down=("parameters", "buffers of the model", "whether to upload"),
-        up=(
-            "if asked: parameters and buffers of the local network",
-            "if asked: pixelised images with their labels",
-            "number of examples",
-        ),
-        personal=("the personalised network", "original images"),
-    ),
-    server_programs=(TASK_LOSS,),
-    takes_aggregator=True,
-    reads_features=True,
-    published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
-)
-
 
 def _flag(value: int) -> NDArray[np.uint8]:
     made = np.array(value, np.uint8)
@@ -143,175 +120,150 @@ def _flag(value: int) -> NDArray[np.uint8]:
 _FLAGS = _flag(0), _flag(1)  # the very same arrays for all clients: payloads are encoded once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class Cdfl(Strategy):
+    """Pixelised images, their clusters, and a few of them on the server."""
 
-    Attributes:
-        network: layout of a network's tensors as they travel.
-    """
-
-    settings: CdflSettings
-    model: Model
-    network: Layout
-
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """CDFL for one model of images.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model of no images.
-    """
-    if len(model.input_shape) != 3:
-        raise InputError(
-            f"strategy 'cdfl': expected images (channels, height, width), which it pixelises, got "
-            f"{model.input_shape}: take fedproto, moon or protohar for other data"
-        )
-    network = {
-        **prefixed_layout(PARAMS, model.params.layout).shapes,
-        **prefixed_layout(BUFFERS, model.buffers.layout).shapes,
-    }
-    context = _Context(
-        settings=parse_settings(DESCRIPTION.name, settings, CdflSettings),
-        model=model,
-        network=Layout.of(network),
-    )
-    return Strategy(
-        description=DESCRIPTION,
-        settings=context.settings,
-        payload=TensorForms(
-            required={**float32_forms(context.network), UPLOADS: TensorForm((), "uint8")}
+    description = Description(
+        name="cdfl",
+        paper="Khazaei et al., CDFL: Efficient Federated Human Activity Recognition using "
+        "Contrastive Learning and Deep Clustering, arXiv:2407.12287",
+        programs=(TASK_LOSS, "cdfl"),
+        travels=Travels(
+            down=("parameters", "buffers of the model", "whether to upload"),
+            up=(
+                "if asked: parameters and buffers of the local network",
+                "if asked: pixelised images with their labels",
+                "number of examples",
+            ),
+            personal=("the personalised network", "original images"),
         ),
-        uplink=_uplink(context),
-        server_init=_server_init,
-        downlink=partial(_downlink, context),
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        check=partial(_check, context),
-        aggregate=partial(_aggregate, context),
-        server_model=partial(_server_model, context),
-        rank=partial(_rank, context),
+        server_programs=(TASK_LOSS,),
+        takes_aggregator=True,
+        reads_features=True,
+        published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
     )
+    settings: CdflSettings
 
+    def __init__(self, settings: CdflSettings, model: Model) -> None:
+        if len(model.input_shape) != 3:
+            raise InputError(
+                "strategy 'cdfl': expected images (channels, height, width), which it pixelises, "
+                f"got {model.input_shape}: take fedproto, moon or protohar for other data"
+            )
+        super().__init__(settings, model)
+        params = prefixed_layout(PARAMS, model.params.layout).shapes
+        buffers = prefixed_layout(BUFFERS, model.buffers.layout).shapes
+        self.network = Layout.of({**params, **buffers})
+        received = {**float32_forms(self.network), UPLOADS: TensorForm((), "uint8")}
+        self.payload = TensorForms(required=received)
+        self.uplink = self._uplink()
 
-def _uplink(context: _Context) -> TensorForms:
-    most = _most_images(context)
-    shown = {
-        IMAGES: TensorForm((None, *context.model.input_shape), "uint8", most),
-        LABELS: TensorForm((None,), "int64", most),
-    }
-    return TensorForms(optional={**float32_forms(context.network), **shown})
+    def _uplink(self) -> TensorForms:
+        most = self._most_images()
+        shown = {
+            IMAGES: TensorForm((None, *self.model.input_shape), "uint8", most),
+            LABELS: TensorForm((None,), "int64", most),
+        }
+        return TensorForms(optional={**float32_forms(self.network), **shown})
 
+    def _most_images(self) -> int:
+        """Images that a client shows: each of at most C centroids chooses m."""
+        return self.settings.images_per_centroid * self.model.num_classes
 
-def _most_images(context: _Context) -> int:
-    """Images that a client shows: each of at most C centroids chooses m."""
-    return context.settings.images_per_centroid * context.model.num_classes
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        return ServerState(round_id=0, tensors=network_tensors(model.network))
 
+    def server_model(self, state: ServerState) -> Network:
+        return unpack_network(state.tensors, self.model)
 
-def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
-    return ServerState(round_id=0, tensors=network_tensors(model.network))
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        tensors = {name: state.tensors[name] for name in self.network.shapes}
+        tensors[UPLOADS] = _FLAGS[is_asked(self.settings, state.tensors, client_id)]
+        return Payload(round_id=state.round_id + 1, tensors=tensors)
 
+    def rank(self, state: ServerState, candidates: Sequence[str]) -> Sequence[str]:
+        """The next uploaders first: a round without any of them changes nothing."""
+        return sorted(candidates, key=lambda one: not is_asked(self.settings, state.tensors, one))
 
-def _server_model(context: _Context, state: ServerState) -> Network:
-    return unpack_network(state.tensors, context.model)
-
-
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    tensors = {name: state.tensors[name] for name in context.network.shapes}
-    tensors[UPLOADS] = _FLAGS[is_asked(context.settings, state.tensors, client_id)]
-    return Payload(round_id=state.round_id + 1, tensors=tensors)
-
-
-def _rank(context: _Context, state: ServerState, candidates: Sequence[str]) -> Sequence[str]:
-    """The next uploaders first: a round without any of them changes nothing."""
-    return sorted(candidates, key=lambda one: not is_asked(context.settings, state.tensors, one))
-
-
-def _client_update(
-    context: _Context, _state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    settings = context.settings
-    check_examples(settings, tools.training.x)
-    z = pixelised(settings, tools.training.x, tools.boxes)
-    start = unpack_network(payload.tensors, context.model)
-    clusters = pseudo_labels(settings, start, z, tools)
-    clustered = ClusteredImages(images=z, clusters=clusters)
-    personal, local = train_pair(settings, start, clustered, tools)
-    tensors: dict[str, NDArray[Any]] = {}
-    if payload.tensors[UPLOADS]:
-        rows = chosen_rows(settings, local, clustered, tools)
-        tensors = network_tensors(local.network)
-        tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors=tensors,
-        evaluation=evaluate(settings, personal, local, tools),
-        loss=local.loss,
-    )
-    return ClientState(round_id=payload.round_id, tensors=network_tensors(personal)), update
-
-
-def _check(context: _Context, update: Update) -> None:
-    if not update.tensors:
-        return
-    images, labels = update.tensors[IMAGES], update.tensors[LABELS]
-    classes = context.model.num_classes
-    if len(images) != len(labels):
-        raise RefusedError(
-            "content", f"images: expected as many labels, got {len(images)} and {len(labels)}"
+    def client_update(
+        self, _state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        settings = self.settings
+        check_examples(settings, tools.training.x)
+        z = pixelised(settings, tools.training.x, tools.boxes)
+        start = unpack_network(payload.tensors, self.model)
+        clusters = pseudo_labels(settings, start, z, tools)
+        clustered = ClusteredImages(images=z, clusters=clusters)
+        personal, local = train_pair(settings, start, clustered, tools)
+        tensors: dict[str, NDArray[Any]] = {}
+        if payload.tensors[UPLOADS]:
+            rows = chosen_rows(settings, local, clustered, tools)
+            tensors = network_tensors(local.network)
+            tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors=tensors,
+            evaluation=evaluate(settings, personal, local, tools),
+            loss=local.loss,
         )
-    fewest = min(1, update.num_examples)
-    most = min(_most_images(context), update.num_examples)
-    if not fewest <= len(images) <= most:
-        raise RefusedError(
-            "content", f"images: expected {fewest} to {most} of them, got {len(images)}"
+        return ClientState(round_id=payload.round_id, tensors=network_tensors(personal)), update
+
+    def check(self, update: Update) -> None:
+        if not update.tensors:
+            return
+        images, labels = update.tensors[IMAGES], update.tensors[LABELS]
+        classes = self.model.num_classes
+        if len(images) != len(labels):
+            raise RefusedError(
+                "content", f"images: expected as many labels, got {len(images)} and {len(labels)}"
+            )
+        fewest = min(1, update.num_examples)
+        most = min(self._most_images(), update.num_examples)
+        if not fewest <= len(images) <= most:
+            raise RefusedError(
+                "content", f"images: expected {fewest} to {most} of them, got {len(images)}"
+            )
+        if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+            raise RefusedError(
+                "content",
+                f"labels: expected 0 to {classes - 1}, got {labels.min()} to {labels.max()}",
+            )
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        settings = self.settings
+        uploads: dict[str, Upload] = {}
+        read = partial(self._delivered, state, updates, uploads)
+        old = {name: state.tensors[name] for name in self.network.shapes}
+        buffer = tools.aggregator.combine(
+            TensorMap.pack(old, self.network).buffer, TermsReader(read, len(updates))
         )
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise RefusedError(
-            "content",
-            f"labels: expected 0 to {classes - 1}, got {labels.min()} to {labels.max()}",
-        )
+        if buffer is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        gallery = replaced(settings, gallery_of(state.tensors), uploads)
+        combined = unpack_network(TensorMap(self.network, buffer), self.model)
+        network = fine_tuned(settings, combined, gallery, tools)
+        gallery = replace(gallery, members=ranked(settings, network, gallery, tools))
+        tensors = {**network_tensors(network), **gallery.tensors()}
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    settings = context.settings
-    uploads: dict[str, Upload] = {}
-    read = partial(_delivered, context, state, updates, uploads)
-    old = {name: state.tensors[name] for name in context.network.shapes}
-    buffer = tools.aggregator.combine(
-        TensorMap.pack(old, context.network).buffer, TermsReader(read, len(updates))
-    )
-    if buffer is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    gallery = replaced(settings, gallery_of(state.tensors), uploads)
-    combined = unpack_network(TensorMap(context.network, buffer), context.model)
-    network = fine_tuned(settings, combined, gallery, tools)
-    gallery = replace(gallery, members=ranked(settings, network, gallery, tools))
-    tensors = {**network_tensors(network), **gallery.tensors()}
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
-
-
-def _delivered(
-    context: _Context, state: ServerState, updates: Updates, uploads: dict[str, Upload]
-) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """Networks and weights, 0 but of the uploaders; their images go into ``uploads``."""
-    nothing = np.zeros(0, np.float32), 0
-    if isinstance(updates, Sequence):
-        updates = sorted(updates, key=lambda update: update.client_id)
-    for update in updates:
-        asked = is_asked(context.settings, state.tensors, update.client_id)
-        if not (update.tensors and update.num_examples and asked):
-            yield nothing
-            continue
-        # Copied: an update is a view into a file that is not to stay in memory.
-        uploads[update.client_id] = (
-            np.array(update.tensors[IMAGES]),
-            np.array(update.tensors[LABELS]),
-        )
-        network = {name: update.tensors[name] for name in context.network.shapes}
-        yield TensorMap.pack(network, context.network).buffer, update.num_examples
+    def _delivered(
+        self, state: ServerState, updates: Updates, uploads: dict[str, Upload]
+    ) -> Iterator[tuple[NDArray[np.float32], int]]:
+        """Networks and weights, 0 but of the uploaders; their images go into ``uploads``."""
+        nothing = np.zeros(0, np.float32), 0
+        if isinstance(updates, Sequence):
+            updates = sorted(updates, key=lambda update: update.client_id)
+        for update in updates:
+            asked = is_asked(self.settings, state.tensors, update.client_id)
+            if not (update.tensors and update.num_examples and asked):
+                yield nothing
+                continue
+            # Copied: an update is a view into a file that is not to stay in memory.
+            uploads[update.client_id] = (
+                np.array(update.tensors[IMAGES]),
+                np.array(update.tensors[LABELS]),
+            )
+            network = {name: update.tensors[name] for name in self.network.shapes}
+            yield TensorMap.pack(network, self.network).buffer, update.num_examples

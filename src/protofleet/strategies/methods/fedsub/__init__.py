@@ -1,5 +1,5 @@
 """FedSub, with its layers, its clusters and its fusion in files of their own."""
 
-from protofleet.strategies.methods.fedsub.strategy import DESCRIPTION, FedSubSettings, build
+from protofleet.strategies.methods.fedsub.strategy import FedSub, FedSubSettings
 
-__all__ = ["DESCRIPTION", "FedSubSettings", "build"]
+__all__ = ["FedSub", "FedSubSettings"]

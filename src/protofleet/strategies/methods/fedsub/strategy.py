@@ -50,9 +50,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -62,12 +61,9 @@ from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.bounds import Count, Passes, Weight
 from protofleet.strategies.common import (
     PARAMS,
-    client_init,
-    client_model,
     network_names,
     network_tensors,
     ordered,
-    parse_settings,
     prefixed_layout,
     unpack_network,
 )
@@ -84,12 +80,12 @@ from protofleet.strategies.methods.fedsub.fusion import (
 )
 from protofleet.strategies.methods.fedsub.layers import (
     MASKS,
-    Layer,
     fused_layers,
     pack_masks,
     reach,
 )
 from protofleet.strategies.prototypes import class_counts_of, class_means
+from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
     TASK_LOSS,
@@ -99,7 +95,6 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForm,
     TensorForms,
     Travels,
@@ -112,21 +107,6 @@ _PROTOTYPES = "prototypes"
 _ACCURACY = "accuracy"
 _LABELS = "clusters/labels"
 _KEY = "clusters/key"
-
-DESCRIPTION = Description(
-    name="fedsub",
-    paper="Campana and Delmastro, FedSub: Introducing Class-aware Subnetworks Fusion to Enhance "
-    "Personalized Federated Learning, arXiv:2411.08699",
-    programs=(TASK_LOSS,),
-    travels=Travels(
-        down=("the client's own fused layers",),
-        up=("fused layers", "class means of raw examples", "masks of active units", "class counts"),
-        personal=("output layer if variant is partial", "other parameters", "buffers of the model"),
-    ),
-    class_counts=True,
-    final_fit=True,
-    reads_layers=True,
-)
 
 
 class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,181 +145,157 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     normalise: Normalise = "halve"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """What all functions know.
+class FedSub(Strategy):
+    """Subnetworks of classes, fused among the clients that have them."""
 
-    Attributes:
-        layers: those that are fused, in the order of the model.
-    """
-
-    settings: FedSubSettings
-    model: Model
-    layers: tuple[Layer, ...]
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Names of the tensors that are fused."""
-        return tuple(name for layer in self.layers for name in layer.tensors)
-
-
-def build(settings: Mapping[str, Any], model: Model) -> Strategy:
-    """FedSub for one model.
-
-    Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a bundle that
-            tells of no hidden layers.
-    """
-    context = _context(parse_settings(DESCRIPTION.name, settings, FedSubSettings), model)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=context.settings,
-        payload=TensorForms(optional=_fused_forms(context)),
-        uplink=_uplink(context),
-        server_init=_server_init,
-        downlink=partial(_downlink, context),
-        client_init=client_init,
-        client_update=partial(_client_update, context),
-        client_model=partial(client_model, model),
-        carried=network_names(model),
-        check=_check,
-        aggregate=partial(_aggregate, context),
-        server_model=_server_model,
+    description = Description(
+        name="fedsub",
+        paper="Campana and Delmastro, FedSub: Introducing Class-aware Subnetworks Fusion to "
+        "Enhance Personalized Federated Learning, arXiv:2411.08699",
+        programs=(TASK_LOSS,),
+        travels=Travels(
+            down=("the client's own fused layers",),
+            up=(
+                "fused layers",
+                "class means of raw examples",
+                "masks of active units",
+                "class counts",
+            ),
+            personal=(
+                "output layer if variant is partial",
+                "other parameters",
+                "buffers of the model",
+            ),
+        ),
+        class_counts=True,
+        final_fit=True,
+        reads_layers=True,
     )
+    settings: FedSubSettings
 
+    def __init__(self, settings: FedSubSettings, model: Model) -> None:
+        super().__init__(settings, model)
+        self.layers = fused_layers(model, output=settings.variant == "full")
+        self.shared = tuple(name for layer in self.layers for name in layer.tensors)
+        self.payload = TensorForms(optional=self._fused_forms())
+        self.uplink = self._uplink()
+        self.carried = network_names(model)
 
-def _context(settings: FedSubSettings, model: Model) -> _Context:
-    layers = fused_layers(model, output=settings.variant == "full")
-    return _Context(settings=settings, model=model, layers=layers)
+    def _fused_forms(self) -> dict[str, TensorForm]:
+        shapes = prefixed_layout(PARAMS, self.model.params.layout).shapes
+        return {name: TensorForm(shapes[name]) for name in self.shared}
 
+    def _uplink(self) -> TensorForms:
+        model, classes = self.model, self.model.num_classes
+        forms = self._fused_forms()
+        forms[_PROTOTYPES] = TensorForm((classes, math.prod(model.input_shape)))
+        for layer in self.layers:
+            if layer.hidden:
+                forms[MASKS + layer.name] = TensorForm((classes, -(-layer.units // 8)), "uint8")
+        if self.settings.fusion == "leadership":
+            forms[_ACCURACY] = TensorForm((classes,))
+        return TensorForms(required=forms)
 
-def _fused_forms(context: _Context) -> dict[str, TensorForm]:
-    shapes = prefixed_layout(PARAMS, context.model.params.layout).shapes
-    return {name: TensorForm(shapes[name]) for name in context.shared}
+    def server_init(self, _model: Model, _rng: np.random.Generator) -> ServerState:
+        """Nobody has fused weights: every client starts from its own."""
+        return ServerState(round_id=0, tensors={})
 
+    def server_model(self, _state: ServerState) -> None:
+        """There is no global model."""
 
-def _uplink(context: _Context) -> TensorForms:
-    model, classes = context.model, context.model.num_classes
-    forms = _fused_forms(context)
-    forms[_PROTOTYPES] = TensorForm((classes, math.prod(model.input_shape)))
-    for layer in context.layers:
-        if layer.hidden:
-            forms[MASKS + layer.name] = TensorForm((classes, -(-layer.units // 8)), "uint8")
-    if context.settings.fusion == "leadership":
-        forms[_ACCURACY] = TensorForm((classes,))
-    return TensorForms(required=forms)
+    def downlink(self, state: ServerState, client_id: str) -> Payload:
+        names = {name: _of_client(client_id, name) for name in self.shared}
+        own = {name: state.tensors[key] for name, key in names.items() if key in state.tensors}
+        return Payload(round_id=state.round_id + 1, tensors=own)
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        network = unpack_network({**state.tensors, **payload.tensors}, self.model)
+        before = tools.evaluate(network)
+        trained = train(network, tools.training, self.settings)
+        kept = network_tensors(trained.network)
+        after = tools.statistics(trained.network)
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.training.y),
+            tensors={
+                **{name: kept[name] for name in self.shared},
+                **self._by_class(trained.network, tools),
+            },
+            evaluation=replace(before, more={} if after is None else {"after_fit": after}),
+            loss=trained.loss,
+        )
+        return ClientState(round_id=payload.round_id, tensors=kept), update
 
-def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
-    """Nobody has fused weights: every client starts from its own."""
-    return ServerState(round_id=0, tensors={})
+    def _by_class(self, network: Network, tools: ClientTools) -> dict[str, NDArray[Any]]:
+        """Prototypes, masks and, for leadership, accuracies."""
+        classes, settings = self.model.num_classes, self.settings
+        x, y = tools.training.x, tools.training.y
+        flat = x.reshape(len(x), math.prod(x.shape[1:]))
+        found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(flat, y, classes)[0]}
+        for name, values in self._activations(network, tools).items():
+            means, _ = class_means(values, y, classes)
+            found[MASKS + name] = pack_masks(means, settings.threshold)
+        if settings.fusion == "leadership":
+            found[_ACCURACY] = self._accuracy(network, tools)
+        return found
 
+    def _activations(self, network: Network, tools: ClientTools) -> dict[str, NDArray[np.float32]]:
+        """``(n, units)`` of the hidden layers on the training part."""
+        hidden = {layer.name: layer.units for layer in self.layers if layer.hidden}
+        if not len(tools.training.y):
+            return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
+        found = tools.layers(network, tools.training.x)
+        for name in hidden.keys() - found.keys():
+            raise InputError(
+                f"strategy 'fedsub': expected activations of layer '{name}', got those of "
+                f"{', '.join(found) or 'none'}; export with --strategy fedsub"
+            )
+        return {name: found[name] for name in hidden}
 
-def _server_model(_state: ServerState) -> None:
-    """There is no global model."""
+    def _accuracy(self, network: Network, tools: ClientTools) -> NDArray[np.float32]:
+        """Of each class, ``(C,)``, on the training part; 0 for absent ones."""
+        classes = self.model.num_classes
+        x, y = tools.training.x, tools.training.y
+        right = np.zeros((len(y), 1), np.float32)
+        if len(y):
+            right[:, 0] = tools.predict(network, x).argmax(axis=1) == y
+        return class_means(right, y, classes)[0][:, 0]
+
+    def check(self, update: Update) -> None:
+        accuracy = update.tensors.get(_ACCURACY)
+        if accuracy is not None and not ((accuracy >= 0) & (accuracy <= 1)).all():
+            raise RefusedError(
+                "content", f"update: expected accuracies from 0 to 1, got {accuracy}"
+            )
+
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        members = [update for update in ordered(updates) if update.num_examples]
+        if not members:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        classes, settings = self.model.num_classes, self.settings
+        counts = np.array([class_counts_of(update, classes) for update in members], np.float64)
+        counts = np.maximum(counts, 0.0)
+        known = _clusters(settings, state, members, counts > 0, tools.rng)
+        clusters = clusters_of(
+            known[_LABELS], counts, _accuracies(members, classes), literal=settings.literal_shares
+        )
+        fleet = Population(owned=counts > 0, clusters=clusters)
+        merged = {**state.tensors, **known}
+        masks = [update.tensors for update in members]
+        for name, active in reach(self.layers, masks, settings.mask, classes=classes).items():
+            weights = [update.tensors[name] for update in members]
+            fused = fuse(weights, active, fleet, _rules(settings))
+            for update, value in zip(members, fused, strict=True):
+                merged[_of_client(update.client_id, name)] = value
+        return ServerState(round_id=state.round_id + 1, tensors=merged)
 
 
 def _of_client(client_id: str, name: str) -> str:
     """Name in the server's state; an identity holds no slash."""
     return f"client/{client_id}/{name}"
-
-
-def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
-    names = {name: _of_client(client_id, name) for name in context.shared}
-    own = {name: state.tensors[key] for name, key in names.items() if key in state.tensors}
-    return Payload(round_id=state.round_id + 1, tensors=own)
-
-
-def _client_update(
-    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
-) -> tuple[ClientState, Update]:
-    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
-    before = tools.evaluate(network)
-    trained = train(network, tools.training, context.settings)
-    kept = network_tensors(trained.network)
-    after = tools.statistics(trained.network)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.training.y),
-        tensors={
-            **{name: kept[name] for name in context.shared},
-            **_by_class(context, trained.network, tools),
-        },
-        evaluation=replace(before, more={} if after is None else {"after_fit": after}),
-        loss=trained.loss,
-    )
-    return ClientState(round_id=payload.round_id, tensors=kept), update
-
-
-def _by_class(context: _Context, network: Network, tools: ClientTools) -> dict[str, NDArray[Any]]:
-    """Prototypes, masks and, for leadership, accuracies."""
-    classes, settings = context.model.num_classes, context.settings
-    x, y = tools.training.x, tools.training.y
-    flat = x.reshape(len(x), math.prod(x.shape[1:]))
-    found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(flat, y, classes)[0]}
-    for name, values in _activations(context, network, tools).items():
-        means, _ = class_means(values, y, classes)
-        found[MASKS + name] = pack_masks(means, settings.threshold)
-    if settings.fusion == "leadership":
-        found[_ACCURACY] = _accuracy(context, network, tools)
-    return found
-
-
-def _activations(
-    context: _Context, network: Network, tools: ClientTools
-) -> dict[str, NDArray[np.float32]]:
-    """``(n, units)`` of the hidden layers on the training part."""
-    hidden = {layer.name: layer.units for layer in context.layers if layer.hidden}
-    if not len(tools.training.y):
-        return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
-    found = tools.layers(network, tools.training.x)
-    for name in hidden.keys() - found.keys():
-        raise InputError(
-            f"strategy 'fedsub': expected activations of layer '{name}', got those of "
-            f"{', '.join(found) or 'none'}; export with --strategy fedsub"
-        )
-    return {name: found[name] for name in hidden}
-
-
-def _accuracy(context: _Context, network: Network, tools: ClientTools) -> NDArray[np.float32]:
-    """Of each class, ``(C,)``, on the training part; 0 for absent ones."""
-    classes = context.model.num_classes
-    x, y = tools.training.x, tools.training.y
-    right = np.zeros((len(y), 1), np.float32)
-    if len(y):
-        right[:, 0] = tools.predict(network, x).argmax(axis=1) == y
-    return class_means(right, y, classes)[0][:, 0]
-
-
-def _check(update: Update) -> None:
-    accuracy = update.tensors.get(_ACCURACY)
-    if accuracy is not None and not ((accuracy >= 0) & (accuracy <= 1)).all():
-        raise RefusedError("content", f"update: expected accuracies from 0 to 1, got {accuracy}")
-
-
-def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    members = [update for update in ordered(updates) if update.num_examples]
-    if not members:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    classes, settings = context.model.num_classes, context.settings
-    counts = np.array([class_counts_of(update, classes) for update in members], np.float64)
-    counts = np.maximum(counts, 0.0)
-    known = _clusters(settings, state, members, counts > 0, tools.rng)
-    clusters = clusters_of(
-        known[_LABELS], counts, _accuracies(members, classes), literal=settings.literal_shares
-    )
-    fleet = Population(owned=counts > 0, clusters=clusters)
-    merged = {**state.tensors, **known}
-    masks = [update.tensors for update in members]
-    for name, active in reach(context.layers, masks, settings.mask, classes=classes).items():
-        weights = [update.tensors[name] for update in members]
-        fused = fuse(weights, active, fleet, _rules(settings))
-        for update, value in zip(members, fused, strict=True):
-            merged[_of_client(update.client_id, name)] = value
-    return ServerState(round_id=state.round_id + 1, tensors=merged)
 
 
 def _rules(settings: FedSubSettings) -> Rules:

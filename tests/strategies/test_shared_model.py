@@ -6,22 +6,19 @@ import numpy as np
 from toy_model import array, new_rng, server_tools
 
 from protofleet.strategies.aggregation import build as build_rule
-from protofleet.strategies.averaging import (
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.shared_model import (
     PopulationMean,
     ServerStep,
     SharedTraining,
-    averaging,
-    share_all,
 )
-from protofleet.strategies.methods import fedavg
 from protofleet.strategies.types import Update
 from protofleet.tensors import Layout
 
 
 def _strategy(model, extra, **step):
     server = ServerStep(**step)
-    context = share_all(fedavg.DESCRIPTION, SharedTraining(), model, extra=extra, server=server)
-    return averaging(context, fedavg.client_update)
+    return FedAvg(SharedTraining(), model, extra=extra, server=server)
 
 
 def _control(model, population=0):

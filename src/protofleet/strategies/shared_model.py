@@ -2,18 +2,17 @@
 
 A client's round is ``receive`` (the received tensors in the place of its own), ``initialise``
 (adaptive local aggregation if ``local_init`` asks for it, an early score if ``score_at`` does),
-training, ``finish_round`` (the update and the state to keep). ``averaging`` is the strategy around
-it, for what ``AveragingContext`` says: which parameters are shared, how the server moves them, and
-what travels beside them (``PopulationMean``).
+training, ``finish_round`` (the update and the state to keep). ``SharedModel`` is the strategy
+around it: it knows which parameters are shared, how the server moves them, and what travels beside
+them (``PopulationMean``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,6 @@ from protofleet.strategies.common import (
     CHANGE,
     PARAMS,
     client_key,
-    client_model,
     combine_updates,
     network_tensors,
     ordered,
@@ -34,18 +32,15 @@ from protofleet.strategies.common import (
     unpack,
     unpack_network,
 )
-from protofleet.strategies.training import Fit, Trained, Training, refuse_rewritten
+from protofleet.strategies.strategy import MeanForm, PrivateForm, Strategy
+from protofleet.strategies.training import Fit, Trained, Training, refuse_rewritten, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
-    Description,
     Evaluation,
-    MeanForm,
     Payload,
-    PrivateForm,
     ServerState,
     ServerTools,
-    Strategy,
     TensorForms,
     Update,
     Updates,
@@ -96,18 +91,6 @@ class InitialModel:
     head: tuple[str, ...]
     ala_weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
-
-
-def receive(context: AveragingContext[Any], state: ClientState, payload: Payload) -> InitialModel:
-    """The client's model with the received tensors in the place of its own.
-
-    Raises:
-        InputError: a tensor is absent, surplus, or of another shape.
-    """
-    check_names(payload.tensors, context.down)
-    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
-    head = context.model.head
-    return InitialModel(state=state, payload=payload, network=network, head=head)
 
 
 def local_init(
@@ -282,140 +265,131 @@ class PopulationMean:
 
 
 _NO_EXTRA = PopulationMean()
-_Settings = TypeVar("_Settings", bound=SharedTraining)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragingContext(Generic[_Settings]):
-    """What both halves of such a strategy know.
+class SharedModel(Strategy):
+    """A strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
-    Attributes:
-        description: of the strategy.
-        settings: its validated settings.
-        model: the bundle's initial values.
-        shared: prefixed layout of the parameters that travel.
+    The server has a model if all parameters are shared. A client carries the others, without
+    buffers: those belong to what the server sends. Its round is FedAvg's, but for ``fit``.
+
+    Args:
+        settings, model: as of ``Strategy``.
+        shared: prefixed layout of the parameters that travel; None: all do.
         extra: what else travels.
         server: what the server makes of the clients' updates.
+
+    Attributes:
+        down: prefixed layout of a payload.
 
     Raises:
         UnsuitableModelError: ``local_init`` for a model whose training calls set parameters.
     """
 
-    description: Description
-    settings: _Settings
-    model: Model
-    shared: Layout
-    extra: PopulationMean = _NO_EXTRA
-    server: ServerStep = _BY_EXAMPLES
+    settings: SharedTraining
 
-    def __post_init__(self) -> None:
-        if self.settings.local_init is not None:
-            refuse_rewritten(self.description.name, self.model)
-
-    @property
-    def down(self) -> Layout:
-        """Prefixed layout of a payload."""
-        return Layout.of({**self.shared.shapes, **self.extra.down.shapes})
-
-
-ClientUpdateFn = Callable[
-    [AveragingContext[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
-]
-"""A client's half of such a strategy."""
-
-
-def share_all(
-    description: Description,
-    settings: _Settings,
-    model: Model,
-    *,
-    extra: PopulationMean = _NO_EXTRA,
-    server: ServerStep = _BY_EXAMPLES,
-) -> AveragingContext[_Settings]:
-    """The context of a strategy that shares all parameters; fields as in ``AveragingContext``."""
-    return AveragingContext(
-        description=description,
-        settings=settings,
-        model=model,
-        shared=_whole(model),
-        extra=extra,
-        server=server,
-    )
-
-
-def _whole(model: Model) -> Layout:
-    return prefixed_layout(PARAMS, model.params.layout)
-
-
-def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Settings]) -> Strategy:
-    """The strategy whose server sends what its aggregator makes of the clients' shared tensors.
-
-    The server has a model if all parameters are shared. A client carries the others, without
-    buffers: those belong to what the server sends.
-    """
-    model, extra = context.model, context.extra
-    all_shared = context.shared == _whole(model)
-    return Strategy(
-        description=context.description,
-        settings=context.settings,
-        payload=TensorForms(required=float32_forms(context.down)),
-        uplink=TensorForms(required=float32_forms(context.shared) | float32_forms(extra.up)),
-        server_init=partial(_server_init, context),
-        downlink=partial(_downlink, context),
-        client_init=partial(_client_init, context),
-        client_update=partial(update, context),
-        client_model=partial(client_model, model),
-        carried=frozenset(_whole(model).shapes.keys() - context.shared.shapes.keys()),
-        aggregate=partial(_aggregate, context),
-        server_model=partial(_server_model, model) if all_shared else _no_model,
+    def __init__(
+        self,
+        settings: SharedTraining,
+        model: Model,
+        *,
+        shared: Layout | None = None,
+        extra: PopulationMean = _NO_EXTRA,
+        server: ServerStep = _BY_EXAMPLES,
+    ) -> None:
+        super().__init__(settings, model)
+        if settings.local_init is not None:
+            refuse_rewritten(self.description.name, model)
+        whole = prefixed_layout(PARAMS, model.params.layout)
+        self.shared = whole if shared is None else shared
+        self.extra, self.server = extra, server
+        self.down = Layout.of({**self.shared.shapes, **self.extra.down.shapes})
+        self.payload = TensorForms(required=float32_forms(self.down))
+        self.uplink = TensorForms(
+            required=float32_forms(self.shared) | float32_forms(self.extra.up)
+        )
+        self.carried = frozenset(whole.shapes.keys() - self.shared.shapes.keys())
         # What changes beside the mean has no bound, and says who has taken part.
-        private=None if extra.down.shapes else PrivateForm(baseline=partial(_shared, context)),
-        mean=None if extra.down.shapes else MeanForm(by_examples=context.server.by_examples),
-    )
+        if not self.extra.down.shapes:
+            self.private = PrivateForm(baseline=self._baseline)
+            self.mean = MeanForm(by_examples=self.server.by_examples)
 
+    def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
+        """The shared parameters, and a mean of zeros."""
+        every = prefixed(PARAMS, model.params)
+        shared = {name: every[name] for name in self.shared.shapes}
+        zeros = TensorMap.zeros(self.extra.down)
+        return ServerState(round_id=0, tensors={**shared, **zeros})
 
-def _server_init(
-    context: AveragingContext[Any], model: Model, _rng: np.random.Generator
-) -> ServerState:
-    every = prefixed(PARAMS, model.params)
-    shared = {name: every[name] for name in context.shared.shapes}
-    return ServerState(round_id=0, tensors={**shared, **TensorMap.zeros(context.extra.down)})
+    def downlink(self, state: ServerState, _client_id: str) -> Payload:
+        """The same for all clients."""
+        tensors = {name: state.tensors[name] for name in self.down.shapes}
+        return Payload(round_id=state.round_id + 1, tensors=tensors)
 
+    def client_init(self, model: Model) -> ClientState:
+        """The bundle's values, and zeros as the client's part in the mean."""
+        own = TensorMap.zeros(self.extra.down)
+        return ClientState(round_id=0, tensors={**network_tensors(model.network), **own})
 
-def _downlink(context: AveragingContext[Any], state: ServerState, _client_id: str) -> Payload:
-    tensors = {name: state.tensors[name] for name in context.down.shapes}
-    return Payload(round_id=state.round_id + 1, tensors=tensors)
+    def fit(self, _received: InitialModel, _tools: ClientTools) -> Fit:
+        """How a client's steps differ from FedAvg's."""
+        return Fit()
 
+    def client_update(
+        self, state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        """Train what was received."""
+        received = self.receive(state, payload)
+        fit = self.fit(received, tools)
+        start = initialise(self.settings, received, tools, fit)
+        trained = train(start.network, tools.training, self.settings, fit)
+        return finish_round(start, trained, tools, self.shared)
 
-def _client_init(context: AveragingContext[Any], model: Model) -> ClientState:
-    own = TensorMap.zeros(context.extra.down)
-    return ClientState(round_id=0, tensors={**network_tensors(model.network), **own})
+    def receive(self, state: ClientState, payload: Payload) -> InitialModel:
+        """The client's model with the received tensors in the place of its own.
 
+        Raises:
+            InputError: a tensor is absent, surplus, or of another shape.
+        """
+        check_names(payload.tensors, self.down)
+        network = unpack_network({**state.tensors, **payload.tensors}, self.model)
+        head = self.model.head
+        return InitialModel(state=state, payload=payload, network=network, head=head)
 
-def _aggregate(
-    context: AveragingContext[Any], state: ServerState, updates: Updates, tools: ServerTools
-) -> ServerState:
-    server = context.server
-    combined = combine_updates(
-        updates, context.shared, tools.aggregator, state.tensors, by_examples=server.by_examples
-    )
-    if combined is None:
-        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    if server.lr != 1:
-        for name, value in combined.items():
-            old = state.tensors[name]
-            value[...] = old + server.lr * (value - old)
-    tensors: dict[str, NDArray[Any]] = {**combined}
-    if context.extra.down.shapes:
-        tensors |= _moved_mean(context, state.tensors, updates, tools.aggregator)
-    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+    def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
+        """The clients' shared tensors combined; without examples the state stays as it is."""
+        server = self.server
+        combined = combine_updates(
+            updates, self.shared, tools.aggregator, state.tensors, by_examples=server.by_examples
+        )
+        if combined is None:
+            return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+        if server.lr != 1:
+            for name, value in combined.items():
+                old = state.tensors[name]
+                value[...] = old + server.lr * (value - old)
+        tensors: dict[str, NDArray[Any]] = {**combined}
+        if self.extra.down.shapes:
+            tensors |= _moved_mean(self.extra, state.tensors, updates, tools.aggregator)
+        return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+    def server_model(self, state: ServerState) -> Network | None:
+        """The parameters, if all are shared, with the bundle's buffers."""
+        layout = self.model.params.layout
+        if self.shared != prefixed_layout(PARAMS, layout):
+            return None
+        params = unpack(state.tensors, PARAMS, layout)
+        return Network(params=params, buffers=self.model.buffers)
+
+    def _baseline(self, state: ServerState) -> Tensors:
+        return {name: state.tensors[name] for name in self.shared.shapes}
 
 
 def _moved_mean(
-    context: AveragingContext[Any], tensors: Tensors, updates: Updates, aggregator: Aggregator
+    extra: PopulationMean, tensors: Tensors, updates: Updates, aggregator: Aggregator
 ) -> dict[str, NDArray[Any]]:
     """The new mean of what all clients keep, and who has ever taken part."""
-    down, up = context.extra.down, context.extra.up
+    down, up = extra.down, extra.up
     clients: list[int] = []
 
     def read() -> Iterator[tuple[NDArray[np.float32], int]]:
@@ -431,7 +405,7 @@ def _moved_mean(
     moved = _sum(aggregator, up.size, TermsReader(read, len(updates)))
     earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
     known = np.union1d(earlier, np.array(clients, np.int64))
-    before, after = (max(context.extra.population, len(some)) for some in (earlier, known))
+    before, after = (max(extra.population, len(some)) for some in (earlier, known))
     old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
     mean = (old.buffer.astype(np.float64) * before + moved) / after
     return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}
@@ -451,16 +425,3 @@ def _sum(aggregator: Aggregator, size: int, terms: Terms) -> NDArray[np.float64]
         total += combined
         total *= sum(weight > 0 for _, weight in terms)
     return total
-
-
-def _shared(context: AveragingContext[Any], state: ServerState) -> Tensors:
-    return {name: state.tensors[name] for name in context.shared.shapes}
-
-
-def _server_model(model: Model, state: ServerState) -> Network:
-    params = unpack(state.tensors, PARAMS, model.params.layout)
-    return Network(params=params, buffers=model.buffers)
-
-
-def _no_model(_state: ServerState) -> None:
-    return None
