@@ -32,7 +32,7 @@ class Gentle(SharedModel):
     """FedAvg of points on the way."""
 
     description = replace(
-        FedAvg.description, name="gentle", paper="none: an example", weighted_mean=False
+        FedAvg.description, name="gentle", paper="none: an example", combines="rule"
     )
     settings: GentleSettings
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+from altered import altered
 from packed import pack_update
 
 from protofleet.errors import InputError
@@ -79,7 +80,7 @@ def test_what_noise_cannot_go_with_is_refused_before_any_device_comes(tiny, chan
 
 
 def test_counts_that_a_strategy_needs_cannot_be_switched_off(tiny):
-    strategy = replace(
+    strategy = altered(
         tiny.plan.strategy,
         description=replace(tiny.plan.strategy.description, class_counts=True),
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+from altered import altered
 from packed import pack_update
 
 from protofleet.errors import ProtofleetError, RefusedError
@@ -116,7 +117,7 @@ def _observed(server, **evaluation):
 
 def _with_strategy(server, **changes):
     return replace(
-        server, plan=replace(server.plan, strategy=replace(server.plan.strategy, **changes))
+        server, plan=replace(server.plan, strategy=altered(server.plan.strategy, **changes))
     )
 
 

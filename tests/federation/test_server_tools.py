@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from altered import altered
 
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
@@ -15,9 +15,8 @@ from protofleet.strategies.aggregation import MEAN, build
 
 
 def _asking(strategy, *objectives):
-    asking = copy.copy(strategy)
-    asking.description = replace(strategy.description, server_programs=objectives)
-    return asking
+    description = replace(strategy.description, server_programs=objectives)
+    return altered(strategy, description=description)
 
 
 def test_a_strategy_that_asks_gets_programs_that_train_and_predict(tiny):

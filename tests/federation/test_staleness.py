@@ -68,7 +68,7 @@ def test_settings_that_do_not_go_together_are_refused(changes, message):
 @pytest.mark.parametrize("name", ["fedamp", "feddyn", "local", "scaffold"])
 def test_strategies_that_need_rounds_say_so(tiny, schedule, name):
     """By what they say of themselves."""
-    takers = ", ".join(sorted(one for one, its in DESCRIPTIONS.items() if its.weighted_mean))
+    takers = ", ".join(sorted(one for one, its in DESCRIPTIONS.items() if its.takes_late))
     assert "fedavg" in takers
     change = {"schedule": schedule, "strategy": StrategySettings(name=name)}
     with pytest.raises(InputError, match=f"'{name}' needs rounds.*use one of {takers}"):

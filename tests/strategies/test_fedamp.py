@@ -223,4 +223,4 @@ def test_the_server_has_no_model_of_all():
     strategy = build("fedamp", _SETTINGS, start())
     assert strategy.server_model(strategy.server_init(start(), new_rng())) is None
     assert strategy.private is None
-    assert not strategy.description.takes_aggregator
+    assert not strategy.description.takes_rule

@@ -235,8 +235,8 @@ def test_the_printed_aggregation_shrinks_prototypes_by_the_number_of_classes():
 def test_eq_5_as_printed_takes_no_rule_but_the_mean():
     """A federation that chooses another is told before it begins; whoever calls it, at the call."""
     strategy = fedhp(prototype_sum="printed")
-    assert not strategy.description.takes_aggregator
-    assert fedhp().description.takes_aggregator
+    assert not strategy.description.takes_rule
+    assert fedhp().description.takes_rule
     median = dataclasses.replace(server_tools(), aggregator=build_rule("median", {}))
     updates = [update_of("a", _OLD, [1, 1])]
     with pytest.raises(InputError, match=r"prototype_sum = 'printed' .* aggregation 'median'"):

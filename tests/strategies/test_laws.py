@@ -1,11 +1,11 @@
 """Laws that every strategy keeps."""
 
-import copy
 import dataclasses
 from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from altered import altered
 from laws.cases import Case, case_of
 from laws.coded import CodedRounds, assert_same_form
 from toy_model import SGD, new_rng, server_tools
@@ -224,7 +224,7 @@ def test_a_strategy_takes_the_aggregator_that_it_says_it_takes(federation):
         return np.ones(old.size, np.float32)
 
     federation.aggregate(updates, aggregator=dataclasses.replace(twice, combine=ones))
-    assert bool(called) == federation.strategy.description.takes_aggregator
+    assert bool(called) == federation.strategy.description.takes_rule
 
 
 def test_no_input_array_is_written(federation):
@@ -265,10 +265,8 @@ def _released(federation, updates, noise):
         handed.extend(given)
         return federation.strategy.aggregate(state, given, tools)
 
-    inner = copy.copy(federation.strategy)
-    inner.aggregate = aggregate
     strategy = PrivateStrategy(
-        inner,
+        altered(federation.strategy, aggregate=aggregate),
         federation.strategy.private,
         Mechanism(noise_multiplier=0.01, clip=0.5, devices=2),
     )
@@ -382,7 +380,7 @@ def _watching(grad_fn, sizes):
 
 def test_a_weighted_mean_moves_with_its_updates(federation):
     """Who says so keeps nothing but the mean: clients that go half the way move it half the way."""
-    if not federation.strategy.description.weighted_mean:
+    if not federation.strategy.description.takes_late:
         pytest.skip("its server does more than a mean")
     server = federation.aggregate(federation.updates(["a", "b"]))
     before = federation.strategy.downlink(server, "a").tensors

@@ -18,7 +18,7 @@ from protofleet.federation.outcomes.calibration import is_auto, ladder_of, with_
 from protofleet.federation.plan import PUBLISHED
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet
-from protofleet.strategies import _MODULES, DESCRIPTIONS, aggregation
+from protofleet.strategies import DESCRIPTIONS, STRATEGIES, aggregation
 
 _BROKER = "mqtt://127.0.0.1:1883"
 _FEDERATION = {
@@ -108,12 +108,7 @@ def _strategy(block: Mapping[str, Any], _folder: Path) -> None:
         block = {**block, "optimiser": DESCRIPTIONS["fedala"].published}
     if is_auto(block):
         block = with_rate(block, ladder_of(block)[1][0])
-    records = {
-        value
-        for module in _MODULES
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, msgspec.Struct)
-    }
+    records = {one.settings_type() for one in STRATEGIES.values()}
     if not any(_fits(block, record) for record in records):
         raise msgspec.ValidationError(f"no strategy takes {dict(block)}")
 

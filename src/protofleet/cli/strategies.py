@@ -66,7 +66,7 @@ def _describe(item: Description) -> str:
     }
     if item.server_programs:
         rows["server programs"] = ", ".join(item.server_programs)
-    if item.takes_aggregator:
+    if item.takes_rule:
         rows["aggregation rule"] = "that of the federation file, by default the mean"
     if item.class_counts:
         rows["devices register"] = "training samples of each class"
@@ -74,6 +74,6 @@ def _describe(item: Description) -> str:
         rows["final fit"] = "after the last round, on every device; scored, not aggregated"
     if item.partial_work:
         rows["less work"] = "a slow device may do a part of its local training"
-    if item.weighted_mean:
+    if item.takes_late:
         rows["without rounds"] = "updates may be late, or aggregated as they come (buffered)"
     return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))

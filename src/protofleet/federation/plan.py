@@ -284,8 +284,8 @@ def _check_schedule(
     if not chosen.takes_older:
         return
     what = f'schedule.kind = "{chosen.kind}"' if chosen.buffer else 'schedule.late = "weighted"'
-    if not description.weighted_mean:
-        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.weighted_mean)
+    if not description.takes_late:
+        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.takes_late)
         raise InputError(
             f"{what}: strategy '{description.name}' needs rounds, as its server does more with "
             f"updates than a weighted mean; leave [schedule] out, or use one of {', '.join(takers)}"
@@ -313,11 +313,11 @@ def _aggregator(chosen: AggregationSettings, description: Description) -> Aggreg
     default = AggregationSettings()
     plain = (chosen.kind, chosen.settings) == (default.kind, default.settings)
     unclipped = chosen.norm_clip in (default.norm_clip, 0)
-    if not (plain and unclipped) and not description.takes_aggregator:
+    if not (plain and unclipped) and not description.takes_rule:
         takers = sorted(
             name
             for name, one in DESCRIPTIONS.items()
-            if one.takes_aggregator and name != description.name
+            if one.takes_rule and name != description.name
         )
         raise InputError(
             f"aggregation '{chosen.kind}': strategy '{description.name}' with these settings has a "

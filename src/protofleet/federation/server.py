@@ -226,7 +226,7 @@ class Server:
             if one.position not in long or one.norm > long[one.position].norm:
                 long[one.position] = one
 
-        if strategy.description.takes_aggregator and self.plan.config.aggregation.norm_clip:
+        if strategy.description.takes_rule and self.plan.config.aggregation.norm_clip:
             multiple = self.plan.config.aggregation.norm_clip
             tools = replace(tools, aggregator=clipped(tools.aggregator, multiple, tell))
         return self._of_round(strategy.aggregate(state, updates, tools), round_id), tuple(

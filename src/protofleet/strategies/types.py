@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -330,7 +330,7 @@ class ServerTools:
         predict: logits; raises InputError unless the strategy asks for programs.
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
-            another and the strategy takes one (``Description.takes_aggregator``).
+            another and the strategy takes one (``Description.combines``).
         noise: of differential privacy; raises InputError without.
         min_batch: as in ``TrainTools``.
     """
@@ -376,17 +376,17 @@ class Description:
         class_counts: devices register how many training samples of each class they have.
         final_fit: after the last round every live device gets one more payload and is scored
             after its fit; nothing is aggregated from it.
-        takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
-            federation may choose the rule.
+        combines: what the server needs of its clients' updates. ``"each"``: it looks at single
+            ones. ``"rule"``: it combines them by ``ServerTools.aggregator``, so that a federation
+            may choose the rule. ``"mean"``: and keeps nothing else than what the rule makes of what
+            clients send under the same names. So what a client has changed may be applied to a
+            later state than the one that it began with, in part: buffered schedules and late
+            updates need that.
         reads_features: devices ask for features (``ClientTools.features``).
         reads_layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
         alignment: the model must have alignment layers (ALP).
         partial_work: a client may do a part of its local training (``TrainTools.work``): what it
             sends still means the same, and the server needs to know nothing of it.
-        weighted_mean: all that the server keeps is a weighted mean of what clients send under the
-            same names (with the aggregator ``mean``). So what a client has changed may be applied
-            to a later state than the one that it began with, in part: buffered schedules and late
-            updates need that.
         published: the optimiser of its authors' experiments, as it stands in settings; empty: they
             say nothing of it.
     """
@@ -399,13 +399,22 @@ class Description:
     server_programs: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
-    takes_aggregator: bool = False
+    combines: Literal["each", "rule", "mean"] = "each"
     reads_features: bool = False
     reads_layers: bool = False
     alignment: bool = False
     partial_work: bool = False
-    weighted_mean: bool = False
     published: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_rule(self) -> bool:
+        """Whether a federation may choose how its clients' vectors become one."""
+        return self.combines != "each"
+
+    @property
+    def takes_late(self) -> bool:
+        """Whether an update may count in a later round than its own."""
+        return self.combines == "mean"
 
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")

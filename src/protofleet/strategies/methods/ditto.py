@@ -30,6 +30,7 @@ import msgspec
 
 from protofleet.strategies.bounds import Passes, Weight
 from protofleet.strategies.common import network_names
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import (
     SharedModel,
     SharedTraining,
@@ -41,11 +42,8 @@ from protofleet.strategies.shared_model import (
 )
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
-    ALL_TASKS,
-    TASK_LOSS,
     ClientState,
     ClientTools,
-    Description,
     Payload,
     Travels,
     Update,
@@ -68,20 +66,16 @@ class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
 class Ditto(SharedModel):
     """Two models: one that is averaged, one of the client's own near it."""
 
-    description = Description(
+    description = replace(
+        FedAvg.description,
         name="ditto",
         paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
         "arXiv:2012.04221",
-        programs=(TASK_LOSS,),
         travels=Travels(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("personal model", "buffers of both models"),
         ),
-        tasks=ALL_TASKS,
-        takes_aggregator=True,
-        partial_work=True,
-        weighted_mean=True,
     )
     settings: DittoSettings
 

@@ -28,11 +28,13 @@ Deviations:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from protofleet.strategies.ala import Ala
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import SharedModel, SharedTraining
-from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Travels
+from protofleet.strategies.types import Travels
 
 
 class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,20 +51,16 @@ class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 class FedAla(SharedModel):
     """FedAvg that starts from a mixture."""
 
-    description = Description(
+    description = replace(
+        FedAvg.description,
         name="fedala",
         paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated "
         "Learning, arXiv:2212.01197",
-        programs=(TASK_LOSS,),
         travels=Travels(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("mixing weights", "buffers of the model"),
         ),
-        tasks=ALL_TASKS,
-        takes_aggregator=True,
-        partial_work=True,
-        weighted_mean=True,
         published={"kind": "sgd", "lr": 0.005},
     )
     settings: FedAlaSettings

@@ -131,7 +131,7 @@ class FedAli(Strategy):
             personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
         ),
         tasks=ALL_TASKS,
-        takes_aggregator=True,
+        combines="rule",
         alignment=True,
         partial_work=True,
         published={"kind": "adam", "lr": 1e-4},

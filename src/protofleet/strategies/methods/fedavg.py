@@ -39,8 +39,7 @@ class FedAvg(SharedModel):
             personal=("buffers of the model",),
         ),
         tasks=ALL_TASKS,
-        takes_aggregator=True,
         partial_work=True,
-        weighted_mean=True,
+        combines="mean",
     )
     settings: FedAvgSettings

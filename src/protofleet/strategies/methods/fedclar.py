@@ -99,7 +99,7 @@ class FedClar(SharedModel):
         ),
         final_fit=True,
         partial_work=False,
-        weighted_mean=False,
+        combines="rule",
     )
     settings: FedClarSettings
 

@@ -114,7 +114,7 @@ class FedDyn(SharedModel):
             personal=("what it has moved in all its rounds", "buffers of the model"),
         ),
         partial_work=False,
-        weighted_mean=False,
+        combines="rule",
     )
     settings: FedDynSettings
 

@@ -119,7 +119,7 @@ class FedHkd(SharedModel):
             personal=("buffers of the model",),
         ),
         class_counts=True,
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
     )
     settings: FedHKDSettings

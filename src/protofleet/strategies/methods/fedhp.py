@@ -121,7 +121,7 @@ class FedHp(Strategy):
         ),
         class_counts=True,
         final_fit=True,
-        takes_aggregator=True,
+        combines="rule",
         published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
     )
     settings: FedHPSettings
@@ -137,7 +137,7 @@ class FedHp(Strategy):
         self.uplink = TensorForms(optional={self.prototypes: prototypes})
         self.carried = network_names(model) - {self.prototypes}
         if settings.prototype_sum == "printed":
-            self.description = replace(self.description, takes_aggregator=False)
+            self.description = replace(self.description, combines="each")
         else:
             self.private = PrivateForm(
                 baseline=lambda state: {self.prototypes: state.tensors[self.prototypes]},

@@ -127,7 +127,7 @@ class FedNh(SharedModel):
         ),
         class_counts=True,
         final_fit=True,
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
         published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
     )

@@ -153,7 +153,7 @@ class FedPac(Strategy):
             personal=("head", "buffers of the model"),
         ),
         class_counts=True,
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
     )
     settings: FedPacSettings

@@ -16,9 +16,12 @@ Deviations:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protofleet.strategies.common import shared_layout
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import SharedModel, SharedTraining
-from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Travels
+from protofleet.strategies.types import Travels
 from protofleet.tensors import Model
 
 
@@ -36,20 +39,16 @@ class FedPerSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 class FedPer(SharedModel):
     """FedAvg of all but the head."""
 
-    description = Description(
+    description = replace(
+        FedAvg.description,
         name="fedper",
         paper="Arivazhagan et al., Federated Learning with Personalization Layers, "
         "arXiv:1912.00818",
-        programs=(TASK_LOSS,),
         travels=Travels(
             down=("body",),
             up=("body", "number of examples"),
             personal=("head", "buffers of the model"),
         ),
-        tasks=ALL_TASKS,
-        takes_aggregator=True,
-        partial_work=True,
-        weighted_mean=True,
     )
     settings: FedPerSettings
 

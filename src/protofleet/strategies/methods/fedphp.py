@@ -94,9 +94,8 @@ class FedPhp(SharedModel):
             up=("parameters", "number of examples"),
             personal=("personal model", "number of own rounds", "buffers of both models"),
         ),
-        takes_aggregator=True,
         reads_features=True,
-        weighted_mean=True,
+        combines="mean",
     )
     settings: FedPhpSettings
 

@@ -119,7 +119,7 @@ class FedProto(Strategy):
         ),
         class_counts=True,
         final_fit=True,
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
     )
     settings: FedProtoSettings

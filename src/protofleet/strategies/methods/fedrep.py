@@ -19,19 +19,19 @@ Deviations:
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from protofleet.strategies.bounds import Passes
 from protofleet.strategies.common import PARAMS, shared_layout
+from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Group
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
-    ALL_TASKS,
-    TASK_LOSS,
     ClientState,
     ClientTools,
-    Description,
     Payload,
     Travels,
     Update,
@@ -57,19 +57,17 @@ class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 class FedRep(SharedModel):
     """Head and body in turn; the body is shared."""
 
-    description = Description(
+    description = replace(
+        FedAvg.description,
         name="fedrep",
         paper="Collins et al., Exploiting Shared Representations for Personalized Federated "
         "Learning, arXiv:2102.07078",
-        programs=(TASK_LOSS,),
         travels=Travels(
             down=("body",),
             up=("body", "number of examples"),
             personal=("head", "buffers of the model"),
         ),
-        tasks=ALL_TASKS,
-        takes_aggregator=True,
-        weighted_mean=True,
+        partial_work=False,
     )
     settings: FedRepSettings
 

@@ -124,7 +124,7 @@ class ProtoHar(Strategy):
         ),
         class_counts=True,
         final_fit=True,
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
         published={"kind": "sgd", "lr": 0.01, "momentum": 0.9},
     )

@@ -85,7 +85,7 @@ class Scaffold(SharedModel):
             up=("parameters", "change of the client's control variate", "number of examples"),
             personal=("control variate", "buffers of the model"),
         ),
-        weighted_mean=False,
+        combines="rule",
     )
     settings: ScaffoldSettings
 

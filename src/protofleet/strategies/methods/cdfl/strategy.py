@@ -138,7 +138,7 @@ class Cdfl(Strategy):
             personal=("the personalised network", "original images"),
         ),
         server_programs=(TASK_LOSS,),
-        takes_aggregator=True,
+        combines="rule",
         reads_features=True,
         published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
     )
