@@ -15,7 +15,7 @@ from protofleet.edge.owner.policy import Policy
 from protofleet.experiments.config import Experiment
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.profile import FleetFile
-from protofleet.strategies import _MODULES
+from protofleet.strategies import STRATEGIES
 
 _FILES = {
     "A federation": (FederationConfig, "`protofleet coordinator run FILE`", "coordinator.md"),
@@ -59,11 +59,8 @@ def settings_page() -> str:
 
 def _of_strategies() -> Iterator[type]:
     """The records that strategies read ``[strategy.settings]`` with."""
-    for module in _MODULES:
-        for value in vars(module).values():
-            ours = isinstance(value, type) and issubclass(value, msgspec.Struct)
-            if ours and value.__name__.endswith("Settings"):
-                yield value
+    for _, one in sorted(STRATEGIES.items()):
+        yield one.settings_type()
 
 
 def _records(record: type, seen: set[type]) -> Iterator[type]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from altered import altered
 from click.testing import CliRunner
 from fake_endpoint import (
     CONNECTED,
@@ -614,7 +615,7 @@ def test_a_final_fit_is_asked_for_as_one_and_aggregates_nothing(open_federation)
     """Also after a restart; its task says in which codec the update is to come."""
     fed = open_federation(codec=CodecSettings(up="int8"))
     description = replace(fed.plan.strategy.description, final_fit=True)
-    plan = replace(fed.plan, strategy=replace(fed.plan.strategy, description=description))
+    plan = replace(fed.plan, strategy=altered(fed.plan.strategy, description=description))
     fed.plan, fed.server = plan, replace(fed.server, plan=plan)
     fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.delivers("a"), fed.delivers("b"))
     aggregated = _bits(fed.server_state)[1]
