@@ -13,6 +13,7 @@ import { WebSocket as NodeWebSocket, WebSocketServer, createWebSocketStream } fr
 // Node 20 has none; the browser's own is what the link uses.
 globalThis.WebSocket = NodeWebSocket as unknown as typeof WebSocket;
 
+const PORTS_TRIED = 5;
 const SEARCH_PATH = `${process.env["PATH"]}:/usr/sbin`;
 
 /** Why no Mosquitto can be started here; false if one can. */
@@ -59,16 +60,19 @@ export class Mosquitto {
 
   static async start(...lines: readonly string[]): Promise<Mosquitto> {
     const folder = await mkdtemp(join(tmpdir(), "mosquitto-"));
-    const broker = new Mosquitto(folder, await freePort(), await freePort());
-    await broker.run(...lines);
-    return broker;
+    for (let left = PORTS_TRIED; ; left -= 1) {
+      const broker = new Mosquitto(folder, await freePort(), await freePort());
+      if (await broker.run(...lines)) return broker;
+      if (left === 1) throw new Error(`Mosquitto ended at its start, on ${PORTS_TRIED} pairs of ports`);
+    }
   }
 
   get url(): string {
     return `ws://127.0.0.1:${this.port}`;
   }
 
-  async run(...lines: readonly string[]): Promise<void> {
+  /** Starts it on its ports; false where somebody else has taken one of them meanwhile. */
+  async run(...lines: readonly string[]): Promise<boolean> {
     const basic = [
       ...(lines.some((line) => line.startsWith("allow_anonymous")) ? [] : ["allow_anonymous true"]),
       "persistence false",
@@ -83,7 +87,11 @@ export class Mosquitto {
       stdio: "ignore",
       env: { ...process.env, PATH: SEARCH_PATH },
     });
-    await until(() => answers(this.port));
+    const ended = (): boolean => this.#process?.exitCode !== null;
+    await until(async () => ended() || (await answers(this.port)));
+    // Who answers may be another: a Mosquitto without its ports ends at once.
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    return !ended();
   }
 
   /** As after SIGKILL: sessions and retained messages are gone. */
