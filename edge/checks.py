@@ -14,7 +14,7 @@ from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
 from protofleet.federation.coding import largest_blob
 from protofleet.strategies.strategy import Strategy
-from protofleet.strategies.types import TensorForms
+from protofleet.strategies.types import TensorSchemas
 from protofleet.wire.messages import Announcement, BundleOffer, Task, TransferOffer
 
 
@@ -182,7 +182,7 @@ def _check_train(task: Task, announced: Announcement) -> None:
             )
 
 
-def check_offer(offer: TransferOffer, forms: TensorForms) -> None:
+def check_offer(offer: TransferOffer, forms: TensorSchemas) -> None:
     """Raise RefusedError, rule ``blob-size`` or ``raw-bytes``, for more than payloads can need."""
     most = largest_blob(forms)
     sizes = {"blob-size": offer.total_bytes, "raw-bytes": offer.raw_bytes}

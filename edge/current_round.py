@@ -25,7 +25,7 @@ from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.owner.participation import Participation
 from protofleet.edge.presence import PresencePublisher
 from protofleet.edge.refusals import Refusals
-from protofleet.edge.state.journal import Pending, PersonalState
+from protofleet.edge.state.journal import PendingUpdate, PersonalState
 from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.waiting import TransferWait, WaitingLog
@@ -411,7 +411,7 @@ class CurrentRound:
         self._await(f"the receipt for the update of round {round_id}")
         self._outbox.send(round_id)
 
-    def _count(self, pending: Pending, transfer_id: str) -> None:
+    def _count(self, pending: PendingUpdate, transfer_id: str) -> None:
         """The coordinator has the round's update: its state is this device's from now on."""
         before = self._store.journal.best
         self._store.commit_delivered()

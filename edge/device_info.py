@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from protofleet.edge.learning.meter import device_usage
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
@@ -55,7 +55,7 @@ class DeviceInfo:
 
     device_id: str
     boot_id: str
-    binding: Binding
+    binding: StoreBinding
     num_examples: int
     sequence: int = 0
     takes_bundles: bool = False

@@ -41,11 +41,11 @@ from protofleet.wire.mqtt.broker_access import (
 )
 from protofleet.wire.mqtt.link import (
     Connected,
-    Delivery,
     Disconnected,
     Hindered,
     Link,
     LinkOptions,
+    MqttMessage,
 )
 from protofleet.wire.topics import Topics, invited_account
 from protofleet.wire.trust.enrolment import (
@@ -318,7 +318,7 @@ class _Enrolling:
                 if refused is not None:
                     raise refused
                 self._on_trouble(event)
-            elif isinstance(event, Delivery):
+            elif isinstance(event, MqttMessage):
                 try:
                     answer = self._answer_in(event, asked)
                     if answer is not None:
@@ -337,7 +337,7 @@ class _Enrolling:
             self._told("waiting for the federation's answer")
         return _REPEAT_S[min(attempt, len(_REPEAT_S) - 1)]
 
-    def _answer_in(self, event: Delivery, asked: Asked) -> EnrolmentAnswer | None:
+    def _answer_in(self, event: MqttMessage, asked: Asked) -> EnrolmentAnswer | None:
         """The answer to this request; what is none was sent by anybody, and is passed over."""
         try:
             answer: EnrolmentAnswer = decode(event.payload, EnrolmentAnswer)

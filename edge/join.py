@@ -25,7 +25,7 @@ from protofleet.edge.learning.training import Learner, LocalData, check_data
 from protofleet.edge.log_tail import log_tail
 from protofleet.edge.owner.participation import watch_policy
 from protofleet.edge.rehearsal import rehearse
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.edge.upgrade import Upgrades, bundle_in_place
@@ -138,7 +138,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         Store.open(options.store, device_id=options.device_id) as store,
     ):
         path, bundle = _present_bundle(options, data, store, bundle)
-        binding = Binding(
+        binding = StoreBinding(
             federation=place.federation,
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
@@ -210,7 +210,7 @@ def _present_bundle(
     return path, bundle
 
 
-def _tell_store(store: Store, move: BundleMove, binding: Binding) -> None:
+def _tell_store(store: Store, move: BundleMove, binding: StoreBinding) -> None:
     _log.info("device '%s', its store: %s", store.device_id, store.folder)
     if (bound := store.journal.binding) and not move.committed:
         _log.info(

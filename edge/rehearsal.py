@@ -20,7 +20,7 @@ from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.training import (
     DivergedError,
     ExampleRows,
-    Fit,
+    LocalObjective,
     Trainer,
     Training,
     batches,
@@ -107,7 +107,7 @@ class _Steps:
         network = Network(params=self._model.params, buffers=self._model.buffers).copy()
         tools = self._tools()
         group = Group(optimiser=msgspec.structs.replace(self._training.optimiser, lr=rate))
-        fit = Fit(objective=self._objective, groups=(group,))
+        fit = LocalObjective(loss=self._objective, groups=(group,))
         trainer = Trainer(network, tools, self._training, fit)
         rows = self._rows(tools)
         for _ in range(_STEPS):
@@ -144,7 +144,7 @@ class _Steps:
             network = Network(params=self._model.params, buffers=self._model.buffers).copy()
             tools = self._tools()
             try:
-                trainer = Trainer(network, tools, self._training, Fit(objective=name))
+                trainer = Trainer(network, tools, self._training, LocalObjective(loss=name))
                 trainer.step(next(self._rows(tools)))
             except DivergedError as error:
                 raise InputError(f"{error}; this is the bundle's own model, untrained") from error

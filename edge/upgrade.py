@@ -33,7 +33,13 @@ import msgspec
 from protofleet.bundle import Bundle, keys
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import move_whole
-from protofleet.edge.state.journal import Binding, Candidate, Fallback, Journal, bundle_path
+from protofleet.edge.state.journal import (
+    BundleCandidate,
+    BundleFallback,
+    Journal,
+    StoreBinding,
+    bundle_path,
+)
 from protofleet.edge.state.move import Move, check_inputs, plan_move, tell_move
 from protofleet.edge.state.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
@@ -84,7 +90,7 @@ class Upgrades:
         self._announced: Announcement | None = None
         self._other_run: Announcement | None = None
         self._offer: BundleOffer | None = None
-        self._outcomes: deque[Candidate] = deque()
+        self._outcomes: deque[BundleCandidate] = deque()
         self._checking: threading.Thread | None = None
         self._told: BundleProgress | None = None
         known = store.journal.candidate
@@ -168,7 +174,7 @@ class Upgrades:
             self._endpoint.reject_bundle(transfer_id, "disk", f"bundle: {error}")
             return
         moves = self._is_of_other_run(offer.bundle)
-        candidate = Candidate(bundle=offer.bundle, transfer_id=transfer_id, moves=moves)
+        candidate = BundleCandidate(bundle=offer.bundle, transfer_id=transfer_id, moves=moves)
         self._store.commit(candidate=candidate)
         self._endpoint.accept(transfer_id)
 
@@ -193,14 +199,14 @@ class Upgrades:
         before, self._told = self._told, self.progress
         return self._told != before
 
-    def _keep(self, candidate: Candidate) -> None:
+    def _keep(self, candidate: BundleCandidate) -> None:
         self._store.commit(candidate=candidate)
         if candidate.state == "failed":
             _log.warning("bundle %s failed: %s", candidate.bundle[:16], candidate.reason)
             refusal = (candidate.transfer_id, candidate.rule, candidate.reason)
             self._endpoint.reject_bundle(*refusal)
 
-    def _begin(self, candidate: Candidate) -> None:
+    def _begin(self, candidate: BundleCandidate) -> None:
         """Check it in a thread of its own; what a process dies of is not tried for ever."""
         begun = msgspec.structs.replace(candidate, attempts=candidate.attempts + 1)
         if candidate.attempts >= ATTEMPTS:
@@ -215,7 +221,7 @@ class Upgrades:
         self._checking = thread
         thread.start()
 
-    def _check(self, candidate: Candidate, path: Path) -> None:
+    def _check(self, candidate: BundleCandidate, path: Path) -> None:
         """Verify and rehearse, in its thread."""
         try:
             bundle = self._verified(candidate, path)
@@ -237,11 +243,11 @@ class Upgrades:
             _log.debug("rehearsal failed", exc_info=True)
             self._tell(_failed(candidate, "rehearsal", f"{type(error).__name__}: {error}"))
 
-    def _tell(self, candidate: Candidate) -> None:
+    def _tell(self, candidate: BundleCandidate) -> None:
         self._outcomes.append(candidate)
         self._endpoint.wake()
 
-    def _verified(self, candidate: Candidate, path: Path) -> Bundle:
+    def _verified(self, candidate: BundleCandidate, path: Path) -> Bundle:
         bundle = Bundle.open(path, trusted=self._trusted)
         if bundle.digest != candidate.bundle:
             raise RefusedError(
@@ -375,7 +381,7 @@ class Upgrades:
             return None
         restored = self._is_restored(candidate.bundle)
         self._store.commit(
-            binding=Binding(
+            binding=StoreBinding(
                 federation=left.federation,
                 bundle=candidate.bundle,
                 layout_hash=candidate.layout_hash,
@@ -387,7 +393,7 @@ class Upgrades:
         )
         return {"bundle": candidate.bundle, "former": left.bundle, "taken_back": restored}
 
-    def _move(self, candidate: Candidate, other: Announcement) -> dict[str, Any] | None:
+    def _move(self, candidate: BundleCandidate, other: Announcement) -> dict[str, Any] | None:
         """Belong to another run's bundle, with what fits of the state."""
         journal, path = self._store.journal, bundle_path(self._store.folder, candidate.bundle)
         try:
@@ -401,7 +407,7 @@ class Upgrades:
         tell_move(move, self._present, bundle.digest)
         left = [] if journal.binding is None else [journal.binding.bundle]
         self._store.commit_moved(
-            Binding(
+            StoreBinding(
                 federation=other.federation,
                 bundle=bundle.digest,
                 layout_hash=bundle.manifest.layout_hash,
@@ -462,11 +468,11 @@ class Upgrades:
             )
 
 
-def _fallback(journal: Journal) -> Fallback | None:
+def _fallback(journal: Journal) -> BundleFallback | None:
     """The way back to what a journal says; None: it says nothing."""
     if journal.binding is None:
         return None
-    return Fallback(
+    return BundleFallback(
         binding=journal.binding,
         strategy=journal.strategy,
         settings=journal.settings,
@@ -483,7 +489,7 @@ def _replaced(before: tuple[str, ...], taken: str, *left: str) -> tuple[str, ...
     return tuple(one for one in known if one != taken)[-_REPLACED:]
 
 
-def _failed(candidate: Candidate, rule: str, reason: str) -> Candidate:
+def _failed(candidate: BundleCandidate, rule: str, reason: str) -> BundleCandidate:
     line = " ".join(reason.split())[:500]
     return msgspec.structs.replace(candidate, state="failed", rule=rule[:64], reason=line)
 

@@ -15,7 +15,7 @@ import msgspec
 from protofleet import __version__
 from protofleet.coordinator.ledger.formats import FORMAT
 from protofleet.coordinator.ledger.reading import RunAbout
-from protofleet.coordinator.process.lease import Tenure
+from protofleet.coordinator.process.lease import LeaseTerm
 from protofleet.errors import InputError
 from protofleet.federation.outcomes.calibration import CalibrationProgress
 from protofleet.federation.records import Scores
@@ -80,7 +80,7 @@ class RunRows:
         """Keep what the results say of the run, for who makes them from the ledger."""
         self._keep("about", about)
 
-    def tenure(self, boot_id: str) -> Tenure:
+    def tenure(self, boot_id: str) -> LeaseTerm:
         """What the folder knows of leases; ``boot_id`` is that of this process.
 
         The process before this one has ended for certain where its folder is this very one, whose
@@ -89,7 +89,7 @@ class RunRows:
         epoch, former, place = self._value("lease").split(" ")
         here = os.fstat(self._lock)
         ours = f"{platform.node()}:{here.st_dev}:{here.st_ino}".replace(" ", "_")
-        return Tenure(
+        return LeaseTerm(
             epoch=int(epoch),
             boot_id=former if place == ours else "",
             note=lambda epoch: self._set("lease", f"{epoch} {boot_id} {ours}"),

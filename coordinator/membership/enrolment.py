@@ -27,11 +27,11 @@ from protofleet.wire.messages import encode
 from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.mqtt.link import (
     Connected,
-    Delivery,
     Disconnected,
     Hindered,
     Link,
     LinkOptions,
+    MqttMessage,
 )
 from protofleet.wire.topics import INVITED, Topics
 from protofleet.wire.trust.enrolment import (
@@ -91,7 +91,7 @@ class EnrolmentService:
         try:
             while not stop():
                 event = self._link.get(_POLL_S)
-                if isinstance(event, Delivery):
+                if isinstance(event, MqttMessage):
                     self._on_request(event)
                 elif isinstance(event, Connected):
                     reached = True
@@ -138,7 +138,7 @@ class EnrolmentService:
                 answers=request.nonce, time=int(now), rule=error.rule, reason=str(error)
             )
 
-    def _on_request(self, event: Delivery) -> None:
+    def _on_request(self, event: MqttMessage) -> None:
         device_id = self._topics.enrolling(event.topic)
         if event.retained or device_id is None:
             return

@@ -28,7 +28,7 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class EnrolmentStatus:
     """Where a device stands.
 
     Attributes:
@@ -46,7 +46,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class JoinAddress:
     """Where invited devices find their federation.
 
     Attributes:
@@ -103,7 +103,7 @@ def name_to_invite_for(folder: Path, wanted: str | None) -> str:
 
 def find_meeting(
     members: Members, access: BrokerAccess | None, *, accounts: bool = False
-) -> Meeting:
+) -> JoinAddress:
     """Where invited devices find us.
 
     Args:
@@ -118,7 +118,9 @@ def find_meeting(
     """
     if access is not None:
         certificate = _shown_certificate(access)
-        return Meeting(access=access, url=str(access), certificate=certificate, accounts=accounts)
+        return JoinAddress(
+            access=access, url=str(access), certificate=certificate, accounts=accounts
+        )
     broker = own_broker(members.folder, members.name)
     if broker is None:
         raise InputError(
@@ -127,7 +129,7 @@ def find_meeting(
         )
     _check_served(members.name, members.folder, broker)
     host, port = broker.hosts()[0], broker.listener()[1]
-    return Meeting(
+    return JoinAddress(
         access=BrokerAccess(
             url=broker.local_url("coordinator"),
             ca_file=broker.ca,
@@ -141,7 +143,7 @@ def find_meeting(
 
 
 def invite(
-    members: Members, meeting: Meeting, device_id: str, valid_s: int, told: Told
+    members: Members, meeting: JoinAddress, device_id: str, valid_s: int, told: Told
 ) -> Invitation:
     """An invitation that counts, with its account at the federation's own broker.
 
@@ -194,7 +196,7 @@ def revoke(members: Members, broker: BrokerFolder | None, device_id: str, told: 
     return known
 
 
-def standings(members: Members, now: float) -> list[Standing]:
+def standings(members: Members, now: float) -> list[EnrolmentStatus]:
     """Where every device stands that was ever invited or granted, by device.
 
     Args:
@@ -247,7 +249,7 @@ def _listed(names: list[str]) -> str:
 
 def _standing(
     device_id: str, grant: Member | None, invited: Invited | None, now: float
-) -> Standing:
+) -> EnrolmentStatus:
     unused = invited is not None and invited.serial is None
     usable = invited.until if unused and invited is not None and now < invited.until else None
     state: Literal["invited", "enrolled", "revoked", "expired"] = "expired"
@@ -260,7 +262,7 @@ def _standing(
         state, since = "revoked", grant.revoked_s
     elif grant is None and invited is not None:
         since, until = invited.invited_s, invited.until
-    return Standing(
+    return EnrolmentStatus(
         device_id=device_id,
         state=state,
         serial=grant.serial if grant else None,

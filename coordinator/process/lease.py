@@ -52,7 +52,7 @@ def boot_clock() -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
+class LeaseTerm:
     """What a run folder remembers of leases.
 
     Attributes:
@@ -103,7 +103,7 @@ class Lease:
     def __init__(
         self,
         claim: LeaseClaim,
-        tenure: Tenure,
+        tenure: LeaseTerm,
         publish: Callable[[LeaseRecord], bool],
         sink: events.Sink,
         clock: Callable[[], float] = boot_clock,

@@ -65,7 +65,7 @@ ToRoot = Callable[[], RootAccess | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Succession:
+class TakeoverPolicy:
     """What to do where another coordinator serves the federation: without either, refuse.
 
     Attributes:
@@ -77,7 +77,7 @@ class Succession:
     take_over: bool = False
 
 
-class Serving:
+class RunSupervisor:
     """Serves a run to its end, with one service after another where its bundle changes.
 
     Args:
@@ -86,7 +86,7 @@ class Serving:
         succession: after another coordinator.
     """
 
-    def __init__(self, part: _Part, sink: Sink, succession: Succession) -> None:
+    def __init__(self, part: _Part, sink: Sink, succession: TakeoverPolicy) -> None:
         self._part, self._sink, self._succession = part, sink, succession
         self._stack, self._ended = ExitStack(), threading.Event()
         self._service = self._opened()
@@ -119,11 +119,11 @@ class Serving:
 def open_service(
     config: FederationConfig,
     sink: Sink,
-    succession: Succession | None = None,
+    succession: TakeoverPolicy | None = None,
     *,
     cell: int | None = None,
     to_root: ToRoot | None = None,
-) -> Iterator[Serving]:
+) -> Iterator[RunSupervisor]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
     Args:
@@ -142,7 +142,7 @@ def open_service(
     part = _part_of(config, cell, to_root)
     config = part.config
     try:
-        with closing(Serving(part, sink, succession or Succession())) as serving:
+        with closing(RunSupervisor(part, sink, succession or TakeoverPolicy())) as serving:
             yield serving
     except BrokenPipeError:
         raise
@@ -156,7 +156,7 @@ def open_service(
 
 
 @contextmanager
-def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
+def _open(part: _Part, sink: Sink, succession: TakeoverPolicy) -> Iterator[Service]:
     config = part.config
     with _PLANNING:
         rounds = max(config.rounds, extended_rounds(config.run_dir))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protofleet.coordinator import events
-from protofleet.coordinator.process.run import Serving
+from protofleet.coordinator.process.run import RunSupervisor
 from protofleet.durable import TEMPORARY, takes_no_writes, write_synced
 from protofleet.errors import StorageError
 
@@ -19,11 +19,11 @@ _PROBE_BYTES = 1 << 20
 
 
 def serve(
-    opened: Callable[[], AbstractContextManager[Serving]],
+    opened: Callable[[], AbstractContextManager[RunSupervisor]],
     folder: Path,
     sink: events.Sink,
     *,
-    begun: Callable[[Serving], None] | None = None,
+    begun: Callable[[RunSupervisor], None] | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a federation to its end, with a pause while the disk of its folder takes no writes.

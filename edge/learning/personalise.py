@@ -19,7 +19,7 @@ from protofleet.edge.learning.head import (
     with_head,
 )
 from protofleet.edge.learning.training import EVALUATION_BATCH, LocalData, check_data
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.store import Store
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.outcomes.gate import GateEvidence
@@ -88,7 +88,7 @@ def store_head(store: Store, bundle: Bundle, fitted: FittedHead, data: LocalData
     network = with_head(bundle.model().network, manifest.head, fitted.head)
     store.keep_bundle(bundle)
     store.commit_head(
-        Binding(federation="", bundle=bundle.digest, layout_hash=manifest.layout_hash),
+        StoreBinding(federation="", bundle=bundle.digest, layout_hash=manifest.layout_hash),
         ClientState(round_id=0, tensors=network_tensors(network)),
         fitted.evidence,
         examples=_digest(data.own),

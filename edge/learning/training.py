@@ -136,7 +136,7 @@ class Learner:
                 programs do not take so small batches.
         """
         strategy = build(name, settings, self.model)
-        missing = sorted(set(strategy.description.programs) - self._programs.grad_fns.keys())
+        missing = sorted(set(strategy.description.objectives) - self._programs.grad_fns.keys())
         if missing:
             raise InputError(
                 f"strategy '{name}': needs a training program '{missing[0]}', the bundle has "

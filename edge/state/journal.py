@@ -67,7 +67,7 @@ class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     file: StoredFile
 
 
-class Pending(msgspec.Struct, frozen=True, kw_only=True):
+class PendingUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update in the outbox and the state that becomes the device's own when it is delivered.
 
     ``coding`` says how the update is coded.
@@ -80,14 +80,14 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """The update that was delivered last; ``coding`` as in ``Pending``."""
+    """The update that was delivered last; ``coding`` as in ``PendingUpdate``."""
 
     round_id: int
     update: StoredFile
     coding: Coding = Coding()
 
 
-class Binding(msgspec.Struct, frozen=True, kw_only=True):
+class StoreBinding(msgspec.Struct, frozen=True, kw_only=True):
     """What a store belongs to; its state means nothing elsewhere."""
 
     federation: str
@@ -101,13 +101,13 @@ class PersonalState(msgspec.Struct, frozen=True, kw_only=True):
     ``strategy`` and ``settings`` read and write it.
     """
 
-    binding: Binding
+    binding: StoreBinding
     strategy: str
     settings: dict[str, Any]
     state: StoredState
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class BundleCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A bundle that came over the wire and may take the place of the present one.
 
     ``state``, ``rule`` and ``reason`` as in ``wire.messages.BundleProgress``; ``attempts``:
@@ -127,14 +127,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+class BundleFallback(msgspec.Struct, frozen=True, kw_only=True):
     """What a device goes back to if the bundle that took its place is taken back.
 
     ``sequence``, ``former``, ``run_id``: the store's before. ``settled``: the federation runs the
     new bundle, so that only a statement of its signer takes the device back.
     """
 
-    binding: Binding
+    binding: StoreBinding
     strategy: str
     settings: dict[str, Any]
     state: StoredState | None
@@ -171,19 +171,19 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     version: str = ""
-    binding: Binding | None = None
+    binding: StoreBinding | None = None
     strategy: str = ""
     settings: dict[str, Any] = {}
     state: StoredState | None = None
     received: StoredPayload | None = None
-    pending: Pending | None = None
+    pending: PendingUpdate | None = None
     delivered: SentUpdate | None = None
     payloads: tuple[StoredFile, ...] = ()
     former: PersonalState | None = None
     run_id: str = ""
     sequence: int = 0
-    candidate: Candidate | None = None
-    fallback: Fallback | None = None
+    candidate: BundleCandidate | None = None
+    fallback: BundleFallback | None = None
     replaced: tuple[str, ...] = ()
     head: PersonalState | None = None
     head_examples: str = ""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.edge.state.journal import Binding, PersonalState, bundle_path
+from protofleet.edge.state.journal import PersonalState, StoreBinding, bundle_path
 from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.strategies import build
@@ -107,7 +107,7 @@ class BundleMove:
     """
 
     def __init__(
-        self, store: Store, binding: Binding, bundle: Bundle, *, keep_bundle: bool = True
+        self, store: Store, binding: StoreBinding, bundle: Bundle, *, keep_bundle: bool = True
     ) -> None:
         self.store, self._binding = store, binding
         self._bundle, self._keep_bundle = bundle, keep_bundle

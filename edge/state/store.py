@@ -38,12 +38,12 @@ from protofleet.edge.state.journal import (
     BLOB_SUFFIX,
     BUNDLE_SUFFIX,
     JOURNAL,
-    Binding,
-    Fallback,
+    BundleFallback,
     Journal,
-    Pending,
+    PendingUpdate,
     PersonalState,
     SentUpdate,
+    StoreBinding,
     StoredFile,
     StoredPayload,
     StoredState,
@@ -144,7 +144,7 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def bind(self, binding: Binding, *, sequence: int = 0) -> None:
+    def bind(self, binding: StoreBinding, *, sequence: int = 0) -> None:
         """Tie the store to a federation and a bundle, or check that it is tied to these.
 
         Args:
@@ -160,7 +160,7 @@ class Store:
             return
         self.check_bound(binding, *binding.__struct_fields__)
 
-    def check_bound(self, binding: Binding, *names: str) -> None:
+    def check_bound(self, binding: StoreBinding, *names: str) -> None:
         """Raise ProvisionError if the store is tied to something else in the fields ``names``."""
         for name in names:
             theirs = getattr(binding, name)
@@ -206,11 +206,11 @@ class Store:
 
     def commit_moved(
         self,
-        binding: Binding,
+        binding: StoreBinding,
         start: Mapping[str, NDArray[Any]] | None,
         *,
         sequence: int = 0,
-        fallback: Fallback | None = None,
+        fallback: BundleFallback | None = None,
         replaced: tuple[str, ...] = (),
     ) -> None:
         """Belong to another bundle of the same federation from now on.
@@ -355,7 +355,7 @@ class Store:
             residual=self._write_blob(blobs.encode(residual)) if residual else None,
             evidence=trained.evidence,
         )
-        pending = Pending(
+        pending = PendingUpdate(
             round_id=state.round_id,
             update=self._write_blob(trained.blob),
             state=stored,
@@ -387,7 +387,7 @@ class Store:
             self._commit(msgspec.structs.replace(self.journal, **change))
 
     def commit_head(
-        self, binding: Binding, state: ClientState, evidence: GateEvidence, *, examples: str
+        self, binding: StoreBinding, state: ClientState, evidence: GateEvidence, *, examples: str
     ) -> None:
         """Keep a model of which the head alone was trained, in the place of an earlier one.
 

@@ -11,11 +11,11 @@ import pytest
 
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import decode_payload, decode_update, largest_blob
-from protofleet.strategies.types import TensorForm, TensorForms
+from protofleet.strategies.types import TensorSchema, TensorSchemas
 from protofleet.tensors import Layout, Model, TensorMap, blobs
 from protofleet.wire.codecs import CODECS, Coding
 
-_FORMS = TensorForms(required={"params/w": TensorForm((100_000,))})
+_FORMS = TensorSchemas(required={"params/w": TensorSchema((100_000,))})
 _LIMIT = largest_blob(_FORMS)
 
 

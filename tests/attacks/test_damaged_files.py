@@ -15,7 +15,7 @@ from tiny_bundle import tiny_data
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.queries import read_identity
 from protofleet.datasets import load_device_data
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.store import Store, read_personal
 from protofleet.edge.state.stores import summarise
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
@@ -139,7 +139,7 @@ def test_files_of_federations_and_fleets(tmp_path, data, read):
 def test_a_store(tmp_path, name):
     store = tmp_path / "store"
     with Store.open(store, device_id="anna") as opened:
-        opened.bind(Binding(federation="f", bundle="0" * 64, layout_hash="0" * 64))
+        opened.bind(StoreBinding(federation="f", bundle="0" * 64, layout_hash="0" * 64))
 
     def read(_):
         summarise(store)

@@ -9,11 +9,11 @@ import pytest
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import MAX_PHASES, MAX_SAMPLES
-from protofleet.strategies.types import TensorForm, TensorForms
+from protofleet.strategies.types import TensorSchema, TensorSchemas
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
-_FORMS = TensorForms(required={"w": TensorForm((2,))})
+_FORMS = TensorSchemas(required={"w": TensorSchema((2,))})
 
 
 def _update(**changes):

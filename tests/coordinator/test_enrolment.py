@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.membership.enrolment import EnrolmentService
-from protofleet.coordinator.membership.invitations import Meeting, invite
+from protofleet.coordinator.membership.invitations import JoinAddress, invite
 from protofleet.coordinator.membership.members import Members
 from protofleet.errors import RefusedError
 from protofleet.wire.mqtt.broker_access import BrokerAccess
@@ -39,7 +39,7 @@ def service(members, told):
 
 @pytest.fixture
 def invitation(members, told):
-    return invite(members, Meeting(access=_ACCESS, url=str(_ACCESS)), "anna", 3600, told.append)
+    return invite(members, JoinAddress(access=_ACCESS, url=str(_ACCESS)), "anna", 3600, told.append)
 
 
 def _ask(keys, key=_DEVICE, step="grant"):
@@ -109,7 +109,7 @@ def test_a_rotated_key_revokes_the_old_one_once_the_new_one_is_used(members, ser
     """By the device's word or by its first presence, which is what ``check`` sees."""
     key = members.private_key()
     old = members.grant(key, "anna", public_bytes(_TWIN))
-    meeting = Meeting(access=_ACCESS, url=str(_ACCESS))
+    meeting = JoinAddress(access=_ACCESS, url=str(_ACCESS))
     invitation = invite(members, meeting, "anna", 3600, told.append)
     asked = _ask(invitation.keys())
     answer = service.answer("anna", asked.payload, time.time())

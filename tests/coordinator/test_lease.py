@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.coordinator.process.lease import Lease, LeaseClaim, Tenure
+from protofleet.coordinator.process.lease import Lease, LeaseClaim, LeaseTerm
 from protofleet.errors import UnavailableError
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import MOST_EPOCH, LeaseRecord
@@ -59,7 +59,7 @@ class Process:
         self.broker, self.name, self.ended, self.did, self.told = broker, name, None, [], []
         self.noted = []
         claim = LeaseClaim(federation="lab", boot_id=name, lease_s=_LEASE_S, **changes)
-        tenure = Tenure(epoch=epoch, boot_id=former, note=self.noted.append)
+        tenure = LeaseTerm(epoch=epoch, boot_id=former, note=self.noted.append)
         self.lease = Lease(
             claim,
             tenure,

@@ -9,7 +9,7 @@ import pytest
 from doctor_rows import levels, the
 
 from protofleet.bundle import Bundle
-from protofleet.edge.state.journal import Binding, blob_path, bundle_path, read_journal
+from protofleet.edge.state.journal import StoreBinding, blob_path, bundle_path, read_journal
 from protofleet.edge.state.store import Store
 
 
@@ -22,7 +22,7 @@ def store(tmp_path, bundle):
     with Store.open(folder, device_id="pi-1") as store:
         store.keep_bundle(opened)
         store.bind(
-            Binding(federation="home", bundle=opened.digest, layout_hash=manifest.layout_hash)
+            StoreBinding(federation="home", bundle=opened.digest, layout_hash=manifest.layout_hash)
         )
         store.commit_received(1, "0" * 32, b"a payload")
     return folder

@@ -26,7 +26,7 @@ from protofleet.federation.settings import CohortSettings, FederationConfig, Str
 from protofleet.strategies.types import Update
 from protofleet.wire.messages import Presence, decode
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions, MqttMessage
 from protofleet.wire.topics import Topics
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
@@ -101,7 +101,7 @@ def _presences(config, found):
                 event = link.get(0.02)
                 if isinstance(event, Connected):
                     ready.set()
-                elif isinstance(event, Delivery):
+                elif isinstance(event, MqttMessage):
                     found.append(decode(event.payload, Presence))
 
     thread = Thread("eye", watch)

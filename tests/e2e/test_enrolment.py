@@ -33,7 +33,7 @@ from protofleet.errors import InputError, ProvisionError, RefusedError, Unavaila
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
 from protofleet.wire.messages import encode
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions, MqttMessage
 from protofleet.wire.trust.enrolment import EnrolmentAnswer, read_request
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=40)]
@@ -370,7 +370,7 @@ class _Eavesdropper:
     def _run(self) -> None:
         while not self._stopped:
             event = self._link.get(0.1)
-            if not isinstance(event, Delivery):
+            if not isinstance(event, MqttMessage):
                 continue
             self.heard.append(event.payload)
             if event.topic.endswith("/q"):

@@ -25,7 +25,7 @@ from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions, MqttMessage
 from protofleet.wire.trust.identity import public_bytes, verify_offer
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
@@ -45,12 +45,12 @@ class _Eavesdropper:
         self._link.start()
         assert isinstance(self._link.get(10), Connected)
 
-    def heard(self) -> list[Delivery]:
+    def heard(self) -> list[MqttMessage]:
         found = []
         while (event := self._link.get(0.2)) is not None:
             found.append(event)
         self._link.close()
-        return [event for event in found if isinstance(event, Delivery)]
+        return [event for event in found if isinstance(event, MqttMessage)]
 
 
 def test_keys_change_no_bit_of_the_result_and_hide_every_record_and_blob(config, tmp_path):

@@ -20,7 +20,7 @@ from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Presence, Task, TransferOffer, encode
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions, MqttMessage
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfers.transfer import Received, Rejected
 
@@ -285,7 +285,7 @@ def test_a_finished_run_that_is_started_again_tells_those_who_were_away(fakes):
 
 
 def _delivery(link):
-    while not isinstance(event := link.get(10.0), Delivery):
+    while not isinstance(event := link.get(10.0), MqttMessage):
         assert event is not None
     return event.payload
 

@@ -26,7 +26,7 @@ from protofleet.edge.agent import Agent
 from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.training import Learner, LocalData
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.federation.records import Sends
@@ -159,7 +159,7 @@ class Device:
         return self.endpoint
 
     def _agent(self, store, kind):
-        binding = Binding(
+        binding = StoreBinding(
             federation=FEDERATION,
             bundle=self.bundle.digest,
             layout_hash=self.bundle.manifest.layout_hash,

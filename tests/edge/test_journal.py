@@ -11,11 +11,11 @@ import pytest
 
 from protofleet import __version__
 from protofleet.edge.state.journal import FORMAT, OLDEST, read_journal
-from protofleet.edge.state.store import Binding, Store, read_personal
+from protofleet.edge.state.store import Store, StoreBinding, read_personal
 from protofleet.errors import ProvisionError
 
 _STORES = Path(__file__).with_name("stores")
-_BINDING = Binding(federation="fed", bundle="ab" * 32, layout_hash="cd" * 32)
+_BINDING = StoreBinding(federation="fed", bundle="ab" * 32, layout_hash="cd" * 32)
 
 
 @pytest.fixture

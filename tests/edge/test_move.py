@@ -23,7 +23,7 @@ from protofleet.bundle.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.edge.state.journal import Binding, bundle_path
+from protofleet.edge.state.journal import StoreBinding, bundle_path
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store, read_personal
 from protofleet.errors import ProvisionError
@@ -84,8 +84,8 @@ def old(tmp_path: Path) -> Bundle:
     return _Model().bundle(tmp_path)
 
 
-def _binding(bundle: Bundle, federation: str = "fed") -> Binding:
-    return Binding(
+def _binding(bundle: Bundle, federation: str = "fed") -> StoreBinding:
+    return StoreBinding(
         federation=federation, bundle=bundle.digest, layout_hash=bundle.manifest.layout_hash
     )
 

@@ -16,12 +16,12 @@ from deadly_writes import die_at_write
 from trained_round import trained_round
 
 from protofleet.edge.state.journal import read_blob
-from protofleet.edge.state.store import Binding, Store, read_personal
+from protofleet.edge.state.store import Store, StoreBinding, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 
-_BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
+_BINDING = StoreBinding(federation="fed", bundle="ab", layout_hash="cd")
 
 
 def _state(round_id: int) -> ClientState:
@@ -74,7 +74,7 @@ def test_a_store_of_another_federation_or_bundle_is_refused(tmp_path):
         store.bind(_BINDING)
         store.bind(_BINDING)
         with pytest.raises(ProvisionError, match="belongs to bundle 'ab', got 'xx'"):
-            store.bind(Binding(federation="fed", bundle="xx", layout_hash="cd"))
+            store.bind(StoreBinding(federation="fed", bundle="xx", layout_hash="cd"))
 
 
 def test_a_state_of_another_strategy_is_refused(tmp_path):

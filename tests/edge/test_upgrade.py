@@ -20,7 +20,7 @@ from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge.learning.training import LocalData
 from protofleet.edge.rehearsal import rehearse
-from protofleet.edge.state.journal import Binding, bundle_path
+from protofleet.edge.state.journal import StoreBinding, bundle_path
 from protofleet.edge.state.store import Store, load_state
 from protofleet.edge.upgrade import ATTEMPTS, Upgrades, bundle_in_place
 from protofleet.errors import ProvisionError, RefusedError
@@ -66,7 +66,7 @@ class _Device:
         self, folder, present, rehearsed=lambda _bundle, _path: None, strategy="fedavg", state=None
     ):
         self.store = Store.open(folder / "store", device_id="d")
-        binding = Binding(
+        binding = StoreBinding(
             federation="lab", bundle=present.digest, layout_hash=present.manifest.layout_hash
         )
         if self.store.journal.binding is None:

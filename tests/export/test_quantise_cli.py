@@ -15,7 +15,7 @@ from protofleet import strategies
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.cli.bundle import bundle as command
 from protofleet.datasets import DeviceData
-from protofleet.edge.state.store import Binding, Store
+from protofleet.edge.state.store import Store, StoreBinding
 from protofleet.errors import ExportError, InputError, ProvisionError, RefusedError
 from protofleet.runtime import open_classifier
 from protofleet.strategies.common import PARAMS, prefixed
@@ -159,7 +159,7 @@ def _store(folder, opened, strategy, tensors=None):
     state = type(state)(round_id=1, tensors={**state.tensors, **(tensors or {})})
     with Store.open(folder) as store:
         layout = opened.manifest.layout_hash
-        store.bind(Binding(federation="f", bundle=opened.digest, layout_hash=layout))
+        store.bind(StoreBinding(federation="f", bundle=opened.digest, layout_hash=layout))
         store.bind_strategy(strategy, {})
         store.commit_trained(trained_round(state, b"update"), transfer_id="t")
         store.commit_delivered()

@@ -14,7 +14,7 @@ from protofleet.federation.coding import decode_update, to_evaluation
 from protofleet.federation.records import Costs
 from protofleet.federation.settings import LimitSettings
 from protofleet.strategies.tasks import TASKS
-from protofleet.strategies.types import Evaluation, TensorForm, TensorForms, Update
+from protofleet.strategies.types import Evaluation, TensorSchema, TensorSchemas, Update
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
@@ -46,8 +46,8 @@ def _rule(data, expected):
 
 def test_expected_is_what_the_strategy_declares(tiny):
     """FedAvg sends the model's parameters up."""
-    assert tiny.expected.uplink == TensorForms(
-        required={"params/w": TensorForm((4, 3)), "params/b": TensorForm((3,))}
+    assert tiny.expected.uplink == TensorSchemas(
+        required={"params/w": TensorSchema((4, 3)), "params/b": TensorSchema((3,))}
     )
 
 
@@ -129,7 +129,7 @@ def test_the_strategy_s_own_check_sees_the_registered_counts(tiny):
 
 def test_an_update_without_tensors_is_let_in_where_all_are_optional(tiny):
     assert _rule(_blob({}), tiny.expected) == "layout"
-    expected = replace(tiny.expected, uplink=TensorForms(optional=tiny.expected.uplink.required))
+    expected = replace(tiny.expected, uplink=TensorSchemas(optional=tiny.expected.uplink.required))
     assert _admitted(_blob({}), expected).num_examples == 5
 
 

@@ -22,10 +22,10 @@ from protofleet.federation.outcomes.calibration import (
     check_ratios,
     choose,
     drawn,
-    forms_of,
     held_out,
     is_auto,
     ladder_of,
+    schemas_of,
     try_rates,
     with_rate,
 )
@@ -104,10 +104,10 @@ def test_what_no_device_measures_is_refused(wrong):
     with pytest.raises(RefusedError, match="expected 7 ratios from 0 to 10"):
         check_ratios(ratios, 7)
     check_ratios(np.ones(7), 7)
-    forms_of(_RATES).check({RATIOS: np.ones(7)})
-    forms_of(_RATES).check({})
+    schemas_of(_RATES).check({RATIOS: np.ones(7)})
+    schemas_of(_RATES).check({})
     with pytest.raises(RefusedError, match=r"expected \(7,\) float64"):
-        forms_of(_RATES).check({RATIOS: np.ones(6)})
+        schemas_of(_RATES).check({RATIOS: np.ones(6)})
 
 
 def test_a_quarter_of_each_class_is_held_out_the_last_ones():
@@ -170,7 +170,7 @@ def test_a_calibration_tells_ratios_and_changes_nothing_that_a_device_keeps(open
         assert done.state.tensors.keys() == state.tensors.keys()
         np.testing.assert_equal(dict(done.state.tensors), dict(state.tensors))
         assert done.residual == memory.residual
-        told = decode_update(done.blob, done.coding, {}, max_bytes=4096, forms=forms_of(_RATES))
+        told = decode_update(done.blob, done.coding, {}, max_bytes=4096, forms=schemas_of(_RATES))
         ratios = told.update.tensors[RATIOS]
         check_ratios(ratios, len(ratios))
         assert (told.update.client_id, told.update.num_examples) == ("anna", 40)

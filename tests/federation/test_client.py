@@ -26,7 +26,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.records import Costs
-from protofleet.strategies.types import ClientState, TensorForm, TensorForms, Update
+from protofleet.strategies.types import ClientState, TensorSchema, TensorSchemas, Update
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 
@@ -95,8 +95,8 @@ def _receive(model, blob, coding=None, order=None, earlier=_no_earlier):
 
 def _forms(model):
     """Those of the model's own tensors."""
-    return TensorForms(
-        required={name: TensorForm(value.shape) for name, value in initial_tensors(model).items()}
+    return TensorSchemas(
+        required={name: TensorSchema(value.shape) for name, value in initial_tensors(model).items()}
     )
 
 

@@ -15,7 +15,7 @@ from protofleet.strategies.aggregation import MEAN, build
 
 
 def _asking(strategy, *objectives):
-    description = replace(strategy.description, server_programs=objectives)
+    description = replace(strategy.description, server_objectives=objectives)
     return altered(strategy, description=description)
 
 

@@ -18,7 +18,7 @@ from protofleet.federation.schedules.stragglers import PastRound, share_of_work
 from protofleet.federation.settings import StragglerSettings
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.training import Training, passes
-from protofleet.strategies.types import TensorForms, TrainTools
+from protofleet.strategies.types import TensorSchemas, TrainTools
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
@@ -130,7 +130,7 @@ def test_a_share_of_work_that_cannot_be_is_refused(work):
     text = msgspec.json.encode(record).decode().replace('"work":0.5', f'"work":{work}')
     blob = blobs.encode({}, {"update": text})
     with pytest.raises(RefusedError) as caught:
-        decode_update(blob, Coding(), {}, max_bytes=1 << 20, forms=TensorForms())
+        decode_update(blob, Coding(), {}, max_bytes=1 << 20, forms=TensorSchemas())
     assert caught.value.rule == "update-schema"
 
 

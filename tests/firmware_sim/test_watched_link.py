@@ -10,7 +10,7 @@ from brokers import KillableBroker, wait_until
 
 from protofleet.firmware_sim.watched_link import _BATCH, Watch, WatchedLink
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Disconnected, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Disconnected, LinkOptions, MqttMessage
 from protofleet.wire.transfers.outbox import CHUNKS_IN_FLIGHT_MAX
 
 _TOPIC = "fl/v2/watched/all/ctl"
@@ -60,7 +60,7 @@ def test_links_without_threads_send_hear_and_come_back_after_the_broker_died(tmp
             assert link.connected
             assert link.room == CHUNKS_IN_FLIGHT_MAX
             assert link.publish(_TOPIC, b"%d" % number)
-        fleet.until(lambda seen: sum(isinstance(one, Delivery) for one in seen) == 8)
+        fleet.until(lambda seen: sum(isinstance(one, MqttMessage) for one in seen) == 8)
         assert fleet.links[0].traffic.payload_down_bytes == 8
         broker.restart()
         fleet.until(lambda seen: _connections(seen) == 2)
@@ -76,7 +76,7 @@ def test_a_link_that_is_awaited_does_not_stand_behind_all_others(mosquitto_url):
     fleet.until(lambda seen: _connections(seen) == 1)
     last = len(fleet.links) - 1
     assert fleet.links[0].publish(_TOPIC, b"for all")
-    fleet.until(lambda seen: any(isinstance(one, Delivery) for one in seen))
+    fleet.until(lambda seen: any(isinstance(one, MqttMessage) for one in seen))
     fleet.watch.note(last, fleet.links[last], float("inf"), awaited=True)
     fleet.links[0].publish(_TOPIC, b"again")
     sockets = [link.connection.socket for link in fleet.links]

@@ -27,9 +27,9 @@ from protofleet.datasets._unpickle import unpickle_arrays
 from protofleet.edge import credentials
 from protofleet.edge.data.examples import read_csv
 from protofleet.edge.state.journal import (
-    Binding,
     Journal,
-    Pending,
+    PendingUpdate,
+    StoreBinding,
     StoredFile,
     StoredPayload,
     StoredState,
@@ -116,12 +116,12 @@ def _journals() -> Iterator[bytes]:
     state = StoredState(round_id=2, transfer_id="cd" * 16, file=file, residual=file)
     payload = StoredPayload(round_id=3, transfer_id="cd" * 16, file=file)
     full = Journal(
-        binding=Binding(federation="lab", bundle="cd" * 32, layout_hash="ef" * 32),
+        binding=StoreBinding(federation="lab", bundle="cd" * 32, layout_hash="ef" * 32),
         strategy="fedavg",
         settings={"lr": 0.1},
         state=state,
         received=payload,
-        pending=Pending(round_id=3, update=file, state=state),
+        pending=PendingUpdate(round_id=3, update=file, state=state),
         payloads=(file,),
     )
     yield from map(msgspec.json.encode, (full, Journal()))

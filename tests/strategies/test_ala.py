@@ -12,7 +12,7 @@ from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
-from protofleet.strategies.training import Fit
+from protofleet.strategies.training import LocalObjective
 from protofleet.strategies.types import Payload, Step
 from protofleet.tensors import Network, TensorMap
 
@@ -65,7 +65,7 @@ class Client:
 
     def merge(self, weights, buffers, **settings):
         self.seen.clear()
-        probe = Probe(tools=self.tools.training, batch_size=8, fit=Fit())
+        probe = Probe(tools=self.tools.training, batch_size=8, objective=LocalObjective())
         received = Network(params=self.received, buffers=buffers)
         return local_aggregation(Ala(**settings), self.own, received, weights, probe)
 
@@ -207,7 +207,7 @@ def test_the_loss_of_a_pass_is_that_of_its_last_batch(model, make_tools):
         return Step(loss=loss, grads=grads, buffers=network.buffers)
 
     client.tools.training.grad_fns["task_loss"] = program
-    probe = Probe(tools=client.tools.training, batch_size=4, fit=Fit())
+    probe = Probe(tools=client.tools.training, batch_size=4, objective=LocalObjective())
     received = Network(params=client.received, buffers=model.buffers)
     local_aggregation(Ala(), client.own, received, {}, probe)
     assert len(calls) == 2 * 11

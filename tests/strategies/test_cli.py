@@ -10,14 +10,14 @@ from protofleet.cli.strategies import strategies
 from protofleet.strategies import STRATEGIES
 
 
-def test_json_says_name_paper_programs_and_what_travels():
+def test_json_says_name_paper_objectives_and_what_travels():
     result = CliRunner().invoke(strategies, ["--json"])
     assert result.exit_code == 0
     listed = json.loads(result.stdout)
     by_name = {item["name"]: item for item in listed}
     assert by_name.keys() == STRATEGIES.keys()
     assert by_name["fedali"]["travels"]["down"] == ["parameters", "global prototypes"]
-    assert by_name["fedavg"]["programs"] == ["task_loss"]
+    assert by_name["fedavg"]["objectives"] == ["task_loss"]
     assert "arXiv:1602.05629" in by_name["fedavg"]["paper"]
 
 
@@ -31,7 +31,7 @@ def test_people_read_the_same():
 def test_people_read_what_a_strategy_asks_of_server_and_registration():
     listed = CliRunner().invoke(strategies).stdout.split("\n\n")
     by_name = {item.partition("\n")[0]: item for item in listed}
-    assert "server programs      task_loss" in by_name["cdfl"]
+    assert "server objectives    task_loss" in by_name["cdfl"]
     assert "devices register     training samples of each class" in by_name["fedhp"]
     assert "final fit            after the last round" in by_name["fedhp"]
     assert "register" not in by_name["fedavg"]

@@ -84,12 +84,12 @@ class Federation:
         self.states = dict.fromkeys(people)
 
     def round(self, *, final=False):
-        updates = [self._fit(client, final=final) for client in self.learners]
+        updates = [self._objective(client, final=final) for client in self.learners]
         if not final:
             self.server = self.strategy.aggregate(self.server, updates, server_tools())
         return updates
 
-    def _fit(self, client, *, final):
+    def _objective(self, client, *, final):
         sent = self.strategy.downlink(self.server, client)
         tensors = blobs.decode(blobs.encode(sent.tensors, {}), max_bytes=1 << 20)[0]
         payload = Payload(round_id=sent.round_id, tensors=tensors, final=final)

@@ -7,7 +7,7 @@ import pytest
 from toy_model import SGD, changed, new_rng, server_tools
 
 from protofleet.strategies import build
-from protofleet.strategies.types import TensorForms
+from protofleet.strategies.types import TensorSchemas
 
 
 def _rounds(strategy, model, tools, count):
@@ -33,7 +33,7 @@ def test_a_round_goes_on_where_the_last_one_ended(model, make_tools):
     assert [network.params["w"].tolist() for network in seen.evaluated] == [[1, 2], [1.5, 3]]
     np.testing.assert_array_equal(strategy.client_model(state).params["w"], [1.5, 3])
     assert [update.loss for update in updates] == [10, 2.5]
-    assert strategy.uplink == TensorForms()
+    assert strategy.uplink == TensorSchemas()
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from protofleet.errors import RefusedError
-from protofleet.strategies.types import TensorForm, TensorForms, float32_forms
+from protofleet.strategies.types import TensorSchema, TensorSchemas, float32_schemas
 from protofleet.tensors import Layout
 
 _W, _ROWS = np.zeros((2, 3), np.float32), np.zeros((5, 4), np.uint8)
-_UPLINK = TensorForms(
-    required={"w": TensorForm((2, 3))},
-    optional={"rows": TensorForm((None, 4), "uint8", 5), "b": TensorForm(())},
+_UPLINK = TensorSchemas(
+    required={"w": TensorSchema((2, 3))},
+    optional={"rows": TensorSchema((None, 4), "uint8", 5), "b": TensorSchema(())},
 )
 _BOTH = {"rows": _ROWS, "b": np.zeros((), np.float32)}
 
@@ -52,5 +52,5 @@ def test_other_names_shapes_and_dtypes_are_refused(tensors, message):
 
 
 def test_a_layout_s_tensors_are_float32():
-    forms = float32_forms(Layout.of({"w": (2, 3), "b": ()}))
-    assert forms == {"w": TensorForm((2, 3), "float32"), "b": TensorForm((), "float32")}
+    forms = float32_schemas(Layout.of({"w": (2, 3), "b": ()}))
+    assert forms == {"w": TensorSchema((2, 3), "float32"), "b": TensorSchema((), "float32")}

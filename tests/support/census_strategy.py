@@ -18,11 +18,11 @@ from protofleet.strategies.types import (
     Description,
     Payload,
     ServerState,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model
 
@@ -33,8 +33,8 @@ class Census(Strategy):
     description = Description(
         name="census",
         paper="",
-        programs=(),
-        travels=Travels(down=(), up=(), personal=()),
+        objectives=(),
+        travels=WireContents(down=(), up=(), personal=()),
         class_counts=True,
         final_fit=True,
     )
@@ -45,13 +45,13 @@ class Census(Strategy):
 
     def __init__(self, settings: None, model: Model) -> None:
         super().__init__(settings, model)
-        self.payload = TensorForms(
+        self.payload = TensorSchemas(
             optional={
-                "seen": TensorForm((None, model.num_classes), "int64", _MOST_ROUNDS),
-                "senders": TensorForm((None,), "int64", _MOST_ROUNDS),
+                "seen": TensorSchema((None, model.num_classes), "int64", _MOST_ROUNDS),
+                "senders": TensorSchema((None,), "int64", _MOST_ROUNDS),
             }
         )
-        self.uplink = TensorForms(optional={"mark": TensorForm((2,))})
+        self.uplink = TensorSchemas(optional={"mark": TensorSchema((2,))})
 
     def server_init(self, _model: Model, _rng: np.random.Generator) -> ServerState:
         return ServerState(round_id=0, tensors={})

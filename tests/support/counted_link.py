@@ -14,7 +14,7 @@ from pathlib import Path
 from brokers import mosquitto, wait_until
 
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Connected, Link, LinkOptions, MqttMessage
 
 _MESSAGES, _BYTES = 200, 50_000
 
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 pass
             for _ in range(_MESSAGES):
                 link.publish("x", bytes(_BYTES))
-                while not isinstance(link.get(10.0), Delivery):
+                while not isinstance(link.get(10.0), MqttMessage):
                     pass
             wait_until(lambda: link.traffic.payload_down_bytes == _MESSAGES * _BYTES)
             traffic, after = link.traffic, interface()

@@ -14,10 +14,10 @@ from protofleet.strategies.types import (
     Description,
     Payload,
     ServerState,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model, Network
 
@@ -28,11 +28,11 @@ class Counting(Strategy):
     description = Description(
         name="counting",
         paper="",
-        programs=(),
-        travels=Travels(down=(), up=(), personal=()),
+        objectives=(),
+        travels=WireContents(down=(), up=(), personal=()),
     )
-    payload = TensorForms(required={"r": TensorForm((1,), "float64")})
-    uplink = TensorForms(required={"chain": TensorForm((1,), "float64")})
+    payload = TensorSchemas(required={"r": TensorSchema((1,), "float64")})
+    uplink = TensorSchemas(required={"chain": TensorSchema((1,), "float64")})
 
     @classmethod
     def build(cls, _settings: object, model: Model | None) -> Strategy:

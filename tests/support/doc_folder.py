@@ -19,7 +19,7 @@ from trained_round import trained_round
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_public_key
 from protofleet.coordinator.membership.members import Members
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.strategies.types import ClientState
@@ -112,7 +112,7 @@ def _write_store(folder: Path) -> None:
     bundle = Bundle.open(folder / "bundle.pfb", trusted=keys)
     store = Store.open(folder / "mine", device_id="pi-1")
     layout = bundle.manifest.layout_hash
-    binding = Binding(federation="my-study", bundle=bundle.digest, layout_hash=layout)
+    binding = StoreBinding(federation="my-study", bundle=bundle.digest, layout_hash=layout)
     BundleMove(store, binding, bundle).commit()
     store.bind_strategy("fedper", {})
     tensors = {f"params/{name}": value for name, value in bundle.model().params.items()}

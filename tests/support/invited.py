@@ -11,7 +11,7 @@ from pathlib import Path
 from threaded import Thread
 
 from protofleet.coordinator.membership.enrolment import EnrolmentService
-from protofleet.coordinator.membership.invitations import Meeting, find_meeting, invite
+from protofleet.coordinator.membership.invitations import JoinAddress, find_meeting, invite
 from protofleet.coordinator.membership.members import Members
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.enrolment import Enrolled, EnrolOptions, enrol
@@ -38,7 +38,7 @@ class Inviting:
     def members(self) -> Members:
         return Members.create(self.folder, "home")
 
-    def meeting(self) -> Meeting:
+    def meeting(self) -> JoinAddress:
         with self.members() as members:
             return find_meeting(members, self.access)
 

@@ -10,7 +10,7 @@ from scripted_coordinator import FEDERATION
 from trained_round import trained_round
 
 from protofleet.bundle import Bundle
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.federation.outcomes.gate import GateEvidence
@@ -21,7 +21,7 @@ def opened_store(folder: Path, bundle: Bundle, *, scale: float = 3.0) -> Store:
     """A store of FedAvg whose round 2 has counted; its folder's name is the device's id."""
     store = Store.open(folder, device_id=folder.name)
     layout = bundle.manifest.layout_hash
-    binding = Binding(federation=FEDERATION, bundle=bundle.digest, layout_hash=layout)
+    binding = StoreBinding(federation=FEDERATION, bundle=bundle.digest, layout_hash=layout)
     BundleMove(store, binding, bundle).commit()
     store.bind_strategy("fedavg", {})
     deliver_personal(store, 2, scale=scale)

@@ -19,7 +19,7 @@ from attacks.hostile import PUBLIC
 from protofleet.bundle import Bundle
 from protofleet.federation import coding
 from protofleet.strategies.common import network_tensors
-from protofleet.strategies.types import TensorForm, TensorForms
+from protofleet.strategies.types import TensorSchema, TensorSchemas
 from protofleet.tensors import Model, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding
@@ -64,8 +64,8 @@ def read(folder: Path) -> list[dict[str, Any]]:
     """Each update's record, and its tensors as the raw blob that the coordinator keeps."""
     model = _model(folder)
     table = json.loads((folder / "payloads.json").read_text())
-    forms = TensorForms(
-        required={name: TensorForm(tuple(shape)) for name, shape in table["shapes"].items()}
+    forms = TensorSchemas(
+        required={name: TensorSchema(tuple(shape)) for name, shape in table["shapes"].items()}
     )
     found = []
     for one in json.loads((folder / "updates.json").read_text()):

@@ -29,7 +29,7 @@ from protofleet.bundle.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.edge.state.journal import Binding, PersonalState, StoredFile, StoredState
+from protofleet.edge.state.journal import PersonalState, StoreBinding, StoredFile, StoredState
 from protofleet.edge.state.move import plan
 from protofleet.errors import ProvisionError
 from protofleet.strategies import build
@@ -189,7 +189,7 @@ def _told(
 ) -> dict[str, Any]:
     file = StoredFile(sha256="", bytes=0)
     personal = PersonalState(
-        binding=Binding(federation="f", bundle=old.digest, layout_hash=""),
+        binding=StoreBinding(federation="f", bundle=old.digest, layout_hash=""),
         strategy=strategy,
         settings=dict(_SETTINGS.get(strategy, {})),
         state=StoredState(round_id=3, transfer_id="t", file=file),

@@ -44,8 +44,8 @@ from protofleet.strategies.types import (
     Evaluation,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
+    TensorSchema,
+    TensorSchemas,
     Update,
 )
 from protofleet.tensors.blobs import encode
@@ -484,15 +484,15 @@ def _described(case: Case, strategy: Strategy, data: Mapping[str, DeviceData]) -
         "bundle": case.bundle,
         "settings": dict(case.settings),
         "clients": list(data),
-        "programs": list(description.programs),
+        "programs": list(description.objectives),
         "class_counts": description.class_counts,
         "payload": _forms(strategy.payload),
         "uplink": _forms(strategy.uplink),
     }
 
 
-def _forms(forms: TensorForms) -> dict[str, Any]:
-    def told(form: TensorForm) -> dict[str, Any]:
+def _forms(forms: TensorSchemas) -> dict[str, Any]:
+    def told(form: TensorSchema) -> dict[str, Any]:
         return {"shape": list(form.shape), "dtype": form.dtype, "most": form.most}
 
     return {

@@ -28,12 +28,12 @@ from protofleet.wire.mqtt.broker_access import BrokerAccess
 from protofleet.wire.mqtt.connection import Ending
 from protofleet.wire.mqtt.link import (
     Connected,
-    Delivery,
     Disconnected,
     Hindered,
     Link,
     LinkEvent,
     LinkOptions,
+    MqttMessage,
 )
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfers.chunks import Chunk, pack
@@ -204,7 +204,7 @@ class _Flood(Link):
     def __init__(self) -> None:
         super().__init__(LinkOptions(broker=_NOWHERE))
         chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
-        self._chunk = Delivery("fl/v2/lab/up/pi-7/c", chunk, retained=False)
+        self._chunk = MqttMessage("fl/v2/lab/up/pi-7/c", chunk, retained=False)
         self.reads = 0
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
@@ -429,7 +429,7 @@ def test_a_poll_that_does_not_wait_sends_what_the_last_packet_asked_for(tmp_path
     assert isinstance(endpoint.poll(0.0), Connected)
     offer = endpoint.send_update(b"an update", 1)
     need = encode(Need(transfer_id=offer.transfer_id, missing=((0, 1),), credit=1))
-    link.left.append(Delivery("fl/v2/lab/dn/pi-7/a", need, retained=False))
+    link.left.append(MqttMessage("fl/v2/lab/dn/pi-7/a", need, retained=False))
     assert endpoint.poll(0.0) is None
     assert link.published[-1] == "up/pi-7/c"
 

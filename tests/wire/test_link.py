@@ -29,12 +29,12 @@ from protofleet.wire.mqtt.connection import Ending
 from protofleet.wire.mqtt.link import (
     STABLE_S,
     Connected,
-    Delivery,
     Disconnected,
     Drained,
     Hindered,
     Link,
     LinkOptions,
+    MqttMessage,
     Woken,
 )
 from protofleet.wire.refusals import PACKET_TOO_LARGE
@@ -64,10 +64,10 @@ def test_messages_arrive_and_tell_whether_they_are_retained(mosquitto_url, query
     with closing(_link(mosquitto_url + query, filters=("x/+",))) as link:
         assert _next(link, Connected) == Connected(protocol)
         assert link.publish("x/live", b"1", retain=True)
-        assert _next(link, Delivery) == Delivery("x/live", b"1", retained=False)
+        assert _next(link, MqttMessage) == MqttMessage("x/live", b"1", retained=False)
         with closing(_link(mosquitto_url + query, filters=("x/+",))) as late:
             assert isinstance(late.get(10.0), Connected)
-            assert late.get(10.0) == Delivery("x/live", b"1", retained=True)
+            assert late.get(10.0) == MqttMessage("x/live", b"1", retained=True)
 
 
 def test_the_clock_stands_still_while_events_lie_unread():
@@ -99,13 +99,13 @@ def test_a_killed_process_leaves_its_will_and_a_closed_link_does_not(mosquitto_u
             child = subprocess.Popen(
                 [sys.executable, "-c", script, mosquitto_url, name], stdin=subprocess.PIPE
             )
-            assert _next(observer, Delivery, 30.0) == Delivery(
+            assert _next(observer, MqttMessage, 30.0) == MqttMessage(
                 f"st/{name}", b"online", retained=False
             )
             if name == "killed":
                 child.send_signal(signal.SIGKILL)
             child.communicate()
-        assert _next(observer, Delivery) == Delivery("st/killed", b"offline", retained=False)
+        assert _next(observer, MqttMessage) == MqttMessage("st/killed", b"offline", retained=False)
 
 
 @pytest.mark.mosquitto
@@ -120,7 +120,7 @@ def test_a_restarted_broker_is_found_again_and_nothing_old_is_sent(tmp_path):
         with mosquitto(tmp_path, port=port):
             _next(link, Connected, 30.0)
             assert link.publish("x", b"new")
-            assert _next(link, Delivery).payload == b"new"
+            assert _next(link, MqttMessage).payload == b"new"
 
 
 @pytest.mark.mosquitto
@@ -131,7 +131,7 @@ def test_socket_counters_agree_with_a_proxy(mosquitto_url):
         _next(link, Connected)
         for _ in range(40):
             assert link.publish("x", bytes(50_000))
-            _next(link, Delivery)
+            _next(link, MqttMessage)
     wait_until(lambda: proxy.up >= link.traffic.socket_up_bytes)
     traffic = link.traffic
     assert traffic.payload_up_bytes == traffic.payload_down_bytes == 40 * 50_000
@@ -223,8 +223,8 @@ def test_who_does_not_read_can_publish_all_the_same(mosquitto_url, monkeypatch):
                 assert link.publish("out", b"x")
             wait_until(lambda: link.room == CHUNKS_IN_FLIGHT_MAX)
         kinds = Counter(map(type, iter(lambda: link.get(0.0), None)))
-    assert kinds.keys() <= {Delivery, Drained}
-    assert kinds[Delivery] == 4
+    assert kinds.keys() <= {MqttMessage, Drained}
+    assert kinds[MqttMessage] == 4
 
 
 @pytest.mark.mosquitto
@@ -235,7 +235,7 @@ def test_the_brokers_packet_limit_shrinks_chunks(tmp_path):
         assert link.chunk_bytes == 20_000 - 512 - 32 - 16
         assert not link.publish("x", bytes(20_000))
         assert link.publish("x", bytes(link.chunk_bytes + 32))
-        assert len(_next(link, Delivery).payload) == link.chunk_bytes + 32
+        assert len(_next(link, MqttMessage).payload) == link.chunk_bytes + 32
         link.close()
 
 

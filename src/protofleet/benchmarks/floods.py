@@ -39,7 +39,7 @@ from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import stop
 from protofleet.wire.messages import Announcement, Message, Presence, TransferOffer
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Delivery, Link, LinkOptions
+from protofleet.wire.mqtt.link import Link, LinkOptions, MqttMessage
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfers.transfer import transfer_id
 from protofleet.wire.trust.device_protection import DeviceCredentials, DeviceProtection
@@ -137,7 +137,7 @@ class Attacker:
     def hear(self, wait_s: float) -> None:
         """Take what the federation announces."""
         event = self.link.get(wait_s)
-        if isinstance(event, Delivery):
+        if isinstance(event, MqttMessage):
             self.announced = event.payload
 
     def _device(
@@ -304,7 +304,7 @@ def _announced(link: Link) -> bytes:
     deadline = time.monotonic() + 30.0
     while time.monotonic() < deadline:
         event = link.get(1.0)
-        if isinstance(event, Delivery):
+        if isinstance(event, MqttMessage):
             return event.payload
     raise UnavailableError("no announcement came in 30 s")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from protofleet.coordinator.events import Sink
-from protofleet.coordinator.process.run import Serving
+from protofleet.coordinator.process.run import RunSupervisor
 from protofleet.coordinator.process.storage import serve
 from protofleet.errors import ProtofleetError
 from protofleet.federation.settings import FederationConfig
@@ -32,12 +32,12 @@ class Served:
     def __init__(
         self,
         config: FederationConfig,
-        open_service: Callable[[], AbstractContextManager[Serving]],
+        open_service: Callable[[], AbstractContextManager[RunSupervisor]],
         sink: Sink,
     ) -> None:
         self.name, self.sink, self.failure = config.federation, sink, ""
         self._folder, self._open = config.run_dir, open_service
-        self._service: Serving | None = None
+        self._service: RunSupervisor | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -55,7 +55,7 @@ class Served:
         except Exception as error:  # noqa: BLE001 - whatever ends one leaves the others alone
             self.failure = f"something that should not happen: {type(error).__name__}: {error}"
 
-    def _begun(self, service: Serving) -> None:
+    def _begun(self, service: RunSupervisor) -> None:
         self._service = service
 
     def end(self) -> None:

@@ -22,6 +22,6 @@ SHORT_HELP = {
     "pretrain": "Train a model centrally.",
     "privacy": "Tell the ε of a noise multiplier, or the noise multiplier of an ε.",
     "report": "Write report.html into RUN_DIR, or compare it with others.",
-    "strategies": "List the strategies, or those of these NAMEs: paper, programs, what travels.",
+    "strategies": "List the strategies, or those of these NAMEs: paper, objectives, what travels.",
 }
 """By command; ``tests/test_extras.py`` compares it with the commands' own."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._rollout import COMMANDS
+from protofleet.cli._sections import SectionedGroup
 from protofleet.cli._width import rows as in_rows
 from protofleet.cli.quantise import quantise
 
@@ -19,7 +20,20 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 
 
-@click.group()
+_SECTIONS = {
+    "To make and to look into": ("keygen", "inspect", "verify", "trust", "quantise"),
+    "To roll one out in a federation, for its operator": (
+        "publish",
+        "status",
+        "next",
+        "pause",
+        "resume",
+        "rollback",
+    ),
+}
+
+
+@click.group(cls=SectionedGroup, sections=_SECTIONS)
 def bundle() -> None:
     """Look into, verify, trust, quantise and roll out signed bundles.
 

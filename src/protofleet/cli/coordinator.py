@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from protofleet.coordinator.events import CoordinatorEvent, Sink
     from protofleet.coordinator.process.backup import BackupList
-    from protofleet.coordinator.process.run import Serving, Succession
+    from protofleet.coordinator.process.run import RunSupervisor, TakeoverPolicy
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
 
@@ -80,13 +80,13 @@ def run(
     start_logging()
     from protofleet.cli._several import Served, serve_all
     from protofleet.coordinator.events import Failed
-    from protofleet.coordinator.process.run import Succession
+    from protofleet.coordinator.process.run import TakeoverPolicy
     from protofleet.coordinator.process.storage import serve
 
     if cell is not None and len(files) > 1:
         raise click.UsageError("--cell: give one FILE, whose cell it is")
     configs = [_config(file, broker, trust_files) for file in files]
-    succession = Succession(wait=wait, take_over=take_over)
+    succession = TakeoverPolicy(wait=wait, take_over=take_over)
     lines = json_lines()
     open_sink = _json_sink if as_json else _text_sink
     if lines is not None:
@@ -111,8 +111,8 @@ def run(
 
 
 def _opener(
-    config: FederationConfig, sink: Sink, succession: Succession, cell: int | None
-) -> Callable[[], AbstractContextManager[Serving]]:
+    config: FederationConfig, sink: Sink, succession: TakeoverPolicy, cell: int | None
+) -> Callable[[], AbstractContextManager[RunSupervisor]]:
     from protofleet.coordinator.process.run import open_service
 
     to_root = partial(root_access, config, cell)

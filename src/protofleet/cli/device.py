@@ -15,6 +15,7 @@ import click
 from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._policy import policy, policy_options
 from protofleet.cli._process import restarted_by_a_service, start_process
+from protofleet.cli._sections import SectionedGroup
 from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._verbosity import json_lines, log_format_option, verbosity
@@ -50,7 +51,15 @@ def _to_later(
     return tuple(pairs)
 
 
-@click.group()
+_SECTIONS = {
+    "The device and its data": ("prepare", "record", "try", "personalise", "join"),
+    "What was learned": ("predict", "export-model", "stores", "reset"),
+    "Its owner's conditions, and who it is": ("policy", "enroll"),
+    "Beside the coordinator, for its operator": ("invite", "list", "revoke", "rotate"),
+}
+
+
+@click.group(cls=SectionedGroup, sections=_SECTIONS)
 def device() -> None:
     """Take part in a federation, and use what was learned.
 

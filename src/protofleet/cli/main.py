@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from protofleet.cli._sections import write_sections
 from protofleet.cli._short_help import SHORT_HELP
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import add_options, tell_log
@@ -41,6 +42,17 @@ _COMMANDS = {
 }
 
 
+_SECTIONS = {
+    "To begin": ("demo", "new", "docs", "doctor"),
+    "Models and bundles": ("models", "strategies", "pretrain", "export", "bundle"),
+    "On a device": ("device",),
+    "With a fleet": ("broker", "coordinator", "hub", "report", "privacy"),
+    "To rehearse and compare": ("fleet", "experiment"),
+    "To measure and test": ("bench", "load", "chaos", "kernels"),
+}
+"""Who uses them, in the order in which they are met."""
+
+
 class _LazyGroup(click.Group):
     """Imports a subcommand's module when it is asked for."""
 
@@ -57,12 +69,7 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands by their first lines, for which none is imported."""
         lines = {name: SHORT_HELP.get(name, "") for name in self.list_commands(ctx)}
-        width = formatter.width - 6 - max(map(len, lines))
-        shortened = [click.Command(name, help=text) for name, text in lines.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(one.name or "", one.get_short_help_str(width)) for one in shortened]
-            )
+        write_sections(formatter, _SECTIONS, lines)
 
 
 # Names alone, of which click suggests one for one that is misspelt.

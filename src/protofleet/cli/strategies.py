@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def strategies(*, names: tuple[str, ...], bundle: Path | None, as_json: bool) -> None:
-    """List the strategies, or those of these NAMEs: paper, programs, what travels."""
+    """List the strategies, or those of these NAMEs: paper, objectives, what travels."""
     from protofleet.strategies import DESCRIPTIONS, check_known
 
     for name in names:
@@ -59,13 +59,13 @@ def _describe(item: Description) -> str:
     rows = {
         "paper": item.paper,
         "tasks": ", ".join(item.tasks),
-        "programs": ", ".join(item.programs),
+        "objectives": ", ".join(item.objectives),
         "goes down": ", ".join(item.travels.down) or "nothing",
         "comes up": ", ".join(item.travels.up),
         "stays on the device": ", ".join(item.travels.personal),
     }
-    if item.server_programs:
-        rows["server programs"] = ", ".join(item.server_programs)
+    if item.server_objectives:
+        rows["server objectives"] = ", ".join(item.server_objectives)
     if item.takes_rule:
         rows["aggregation rule"] = "that of the federation file, by default the mean"
     if item.class_counts:

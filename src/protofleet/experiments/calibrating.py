@@ -19,8 +19,8 @@ from protofleet.federation.outcomes.calibration import (
     check_ratios,
     choose,
     drawn,
-    forms_of,
     ladder_of,
+    schemas_of,
 )
 from protofleet.federation.plan import Plan
 from protofleet.tensors import blobs
@@ -51,7 +51,7 @@ def calibrate(
 
 def _told(plan: Plan, workers: Workers, asked: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """The ratios of those of the clients that could try."""
-    state, forms = plan.server_init(), forms_of(plan.rates)
+    state, forms = plan.server_init(), schemas_of(plan.rates)
     order = RoundConfig(round_id=1, seed=plan.config.seed, rates=plan.rates)
     tasks = [
         WorkerTask(

@@ -17,7 +17,7 @@ from protofleet.federation.claims import Norms, measured
 from protofleet.federation.coding import DecodedUpdate, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.strategies.tasks import TASKS, LearningTask
-from protofleet.strategies.types import Evaluation, TensorForms, Update
+from protofleet.strategies.types import Evaluation, TensorSchemas, Update
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
 
@@ -42,7 +42,7 @@ class ExpectedUpdate:
         max_norm: largest Euclidean norm of a tensor.
     """
 
-    uplink: TensorForms
+    uplink: TensorSchemas
     class_counts: bool
     check: Callable[[Update], None]
     task: LearningTask

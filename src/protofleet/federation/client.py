@@ -26,7 +26,7 @@ from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import ClientState, Evaluation, Payload, TensorForms, Update
+from protofleet.strategies.types import ClientState, Evaluation, Payload, TensorSchemas, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
 
@@ -168,7 +168,7 @@ def receive_payload(  # noqa: PLR0913 - what came and what it is read with, name
     *,
     model: Model,
     earlier: Callable[[str], Tensors],
-    forms: TensorForms,
+    forms: TensorSchemas,
 ) -> ReceivedPayload:
     """Decode and check a payload.
 
@@ -188,7 +188,7 @@ def receive_payload(  # noqa: PLR0913 - what came and what it is read with, name
 
 
 def open_payload(
-    raw: bytes | memoryview, order: RoundConfig, forms: TensorForms
+    raw: bytes | memoryview, order: RoundConfig, forms: TensorSchemas
 ) -> ReceivedPayload:
     """A payload from its raw blob, as it was received before.
 

@@ -33,7 +33,7 @@ from protofleet.federation.records import (
 )
 from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.scores import Statistics
-from protofleet.strategies.types import Evaluation, TensorForms, Update
+from protofleet.strategies.types import Evaluation, TensorSchemas, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding, Encoded
@@ -49,7 +49,7 @@ _SHOWN = 64
 """Characters of a name in a message."""
 
 
-def largest_blob(forms: TensorForms) -> int:
+def largest_blob(forms: TensorSchemas) -> int:
     """Bytes of the largest blob of such tensors, in any codec, with its header and record."""
     return math.ceil(1.1 * forms.max_bytes) + blobs.MAX_HEADER_BYTES
 
@@ -169,7 +169,7 @@ def decode_payload(
     model: Model,
     earlier: Callable[[str], Tensors],
     *,
-    forms: TensorForms,
+    forms: TensorSchemas,
 ) -> bytes | memoryview:
     """The raw blob of a payload that has arrived; a raw one is not looked at.
 
@@ -280,7 +280,7 @@ def decode_update(  # noqa: PLR0913 - what came and what it is read with, named 
     baseline: Tensors,
     *,
     max_bytes: int,
-    forms: TensorForms | None = None,
+    forms: TensorSchemas | None = None,
     class_counts: tuple[int, ...] | None = None,
 ) -> DecodedUpdate:
     """The update in a blob that came from outside.

@@ -40,7 +40,7 @@ def make_server_tools(
         aggregator: of the federation.
     """
     description = strategy.description
-    if not description.server_programs:
+    if not description.server_objectives:
         return lambda round_id: ServerTools(
             grad_fns={},
             predict=_no_programs,

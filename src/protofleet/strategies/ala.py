@@ -41,7 +41,7 @@ import numpy as np
 
 from protofleet.kernels import ala_step
 from protofleet.strategies.bounds import Bounded, Bounds, Count, LearningRate, Passes, Weight
-from protofleet.strategies.training import DivergedError, ExampleRows, Fit, spans
+from protofleet.strategies.training import DivergedError, ExampleRows, LocalObjective, spans
 from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
@@ -76,12 +76,12 @@ class Probe:
     Attributes:
         tools: examples, programs and randomness.
         batch_size: examples per step.
-        fit: objective and its inputs.
+        objective: whose gradient it gives.
     """
 
     tools: TrainTools
     batch_size: int
-    fit: Fit
+    objective: LocalObjective
 
     def __call__(self, network: Network, rows: ExampleRows) -> Step:
         """Loss and gradients of the examples of these numbers.
@@ -89,12 +89,12 @@ class Probe:
         Raises:
             DivergedError: the loss is NaN or infinite.
         """
-        tools, fit = self.tools, self.fit
-        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
-        step = tools.grad_fns[fit.objective](network, batch, tools.rng)
+        tools, objective = self.tools, self.objective
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **objective.inputs(rows)}
+        step = tools.grad_fns[objective.loss](network, batch, tools.rng)
         if not math.isfinite(step.loss):
             raise DivergedError(
-                f"{tools.name}: expected a finite loss of '{fit.objective}' of the "
+                f"{tools.name}: expected a finite loss of '{objective.loss}' of the "
                 f"mixed model, got {step.loss}; lower the learning rate or check the data"
             )
         return step

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.common import ordered
-from protofleet.strategies.strategy import PrivateForm, Strategy
+from protofleet.strategies.strategy import PrivacySupport, Strategy
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -88,7 +88,7 @@ class Mechanism:
         """S of the round that follows on ``state``."""
         return float(state.tensors[CLIP]) if CLIP in state.tensors else self.clip
 
-    def sum_noise(self, form: PrivateForm) -> float:
+    def sum_noise(self, form: PrivacySupport) -> float:
         """z_Δ, of the sum, beside the noise of the counts."""
         counts = _COUNTS_BUDGET if form.by_class else 0.0
         share = self.adaptive.budget if self.adaptive else 0.0
@@ -104,7 +104,7 @@ class PrivateStrategy(Strategy):
         mechanism: how much noise.
     """
 
-    def __init__(self, inner: Strategy, form: PrivateForm, mechanism: Mechanism) -> None:
+    def __init__(self, inner: Strategy, form: PrivacySupport, mechanism: Mechanism) -> None:
         super().__init__(inner.settings, inner.model)
         self._inner, self._form, self._mechanism = inner, form, mechanism
         self.description, self.carried = inner.description, inner.carried
@@ -191,7 +191,7 @@ class _Sum:
         self.within += 0.5 if norm <= self.clip else -0.5
 
 
-def _release(total: _Sum, form: PrivateForm, mechanism: Mechanism, tools: ServerTools) -> Update:
+def _release(total: _Sum, form: PrivacySupport, mechanism: Mechanism, tools: ServerTools) -> Update:
     """The noised update, in the order in which noise is drawn: tensors by name, then counts."""
     deviation = mechanism.sum_noise(form) * total.clip
     noised = {

@@ -32,8 +32,14 @@ from protofleet.strategies.common import (
     unpack,
     unpack_network,
 )
-from protofleet.strategies.strategy import MeanForm, PrivateForm, Strategy
-from protofleet.strategies.training import Fit, Trained, Training, refuse_rewritten, train
+from protofleet.strategies.strategy import PrivacySupport, Strategy, SumSupport
+from protofleet.strategies.training import (
+    LocalObjective,
+    Trained,
+    Training,
+    refuse_rewritten,
+    train,
+)
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -41,10 +47,10 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForms,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    float32_schemas,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check_names
 
@@ -73,7 +79,7 @@ class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InitialModel:
+class ReceivedModel:
     """A client's model at the start of its local training, with what it received in place.
 
     Attributes:
@@ -94,8 +100,11 @@ class InitialModel:
 
 
 def local_init(
-    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
-) -> InitialModel:
+    settings: SharedTraining,
+    start: ReceivedModel,
+    tools: ClientTools,
+    objective: LocalObjective | None = None,
+) -> ReceivedModel:
     """Mix the received parameters with the client's own, if the settings ask for it.
 
     In round 1, without examples enough for a step, or where both are the same in every tensor,
@@ -105,7 +114,7 @@ def local_init(
         settings: with ``local_init``.
         start: from ``receive``.
         tools: the client's.
-        fit: objective and inputs with which the weights are learnt; None: the task's loss.
+        objective: with which the weights are learnt; None: the task's loss.
 
     Raises:
         InputError: kept weights of other tensors, or a loss that is not finite.
@@ -127,17 +136,24 @@ def local_init(
         own,
         start.network,
         {name.removeprefix(ALA_WEIGHTS): value for name, value in earlier.items()},
-        Probe(tools=tools.training, batch_size=settings.batch_size, fit=fit or Fit()),
+        Probe(
+            tools=tools.training,
+            batch_size=settings.batch_size,
+            objective=objective or LocalObjective(),
+        ),
     )
     weights = prefixed(ALA_WEIGHTS, merged.weights)
     return replace(start, network=merged.network, ala_weights=weights)
 
 
 def initialise(
-    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
-) -> InitialModel:
+    settings: SharedTraining,
+    start: ReceivedModel,
+    tools: ClientTools,
+    objective: LocalObjective | None = None,
+) -> ReceivedModel:
     """``local_init``, and the early score of the outcome if the settings ask for one."""
-    start = local_init(settings, start, tools, fit)
+    start = local_init(settings, start, tools, objective)
     if not scored_early(settings, start.payload):
         return start
     return replace(start, evaluation=tools.evaluate(start.network))
@@ -149,7 +165,7 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
 
 
 def finish_round(  # noqa: PLR0913 - how training went, and what else the method has
-    start: InitialModel,
+    start: ReceivedModel,
     trained: Trained,
     tools: ClientTools,
     shared: Layout,
@@ -271,7 +287,7 @@ class SharedModel(Strategy):
     """A strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
     The server has a model if all parameters are shared. A client carries the others, without
-    buffers: those belong to what the server sends. Its round is FedAvg's, but for ``fit``.
+    buffers: those belong to what the server sends. Its round is FedAvg's, but for ``objective``.
 
     Args:
         settings, model: as of ``Strategy``.
@@ -304,15 +320,15 @@ class SharedModel(Strategy):
         self.shared = whole if shared is None else shared
         self.extra, self.server = extra, server
         self.down = Layout.of({**self.shared.shapes, **self.extra.down.shapes})
-        self.payload = TensorForms(required=float32_forms(self.down))
-        self.uplink = TensorForms(
-            required=float32_forms(self.shared) | float32_forms(self.extra.up)
+        self.payload = TensorSchemas(required=float32_schemas(self.down))
+        self.uplink = TensorSchemas(
+            required=float32_schemas(self.shared) | float32_schemas(self.extra.up)
         )
         self.carried = frozenset(whole.shapes.keys() - self.shared.shapes.keys())
         # What changes beside the mean has no bound, and says who has taken part.
         if not self.extra.down.shapes:
-            self.private = PrivateForm(baseline=self._baseline)
-            self.mean = MeanForm(by_examples=self.server.by_examples)
+            self.private = PrivacySupport(baseline=self._baseline)
+            self.mean = SumSupport(by_examples=self.server.by_examples)
 
     def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
         """The shared parameters, and a mean of zeros."""
@@ -331,21 +347,21 @@ class SharedModel(Strategy):
         own = TensorMap.zeros(self.extra.down)
         return ClientState(round_id=0, tensors={**network_tensors(model.network), **own})
 
-    def fit(self, _received: InitialModel, _tools: ClientTools) -> Fit:
+    def objective(self, _received: ReceivedModel, _tools: ClientTools) -> LocalObjective:
         """How a client's steps differ from FedAvg's."""
-        return Fit()
+        return LocalObjective()
 
     def client_update(
         self, state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
         """Train what was received."""
         received = self.receive(state, payload)
-        fit = self.fit(received, tools)
-        start = initialise(self.settings, received, tools, fit)
-        trained = train(start.network, tools.training, self.settings, fit)
+        objective = self.objective(received, tools)
+        start = initialise(self.settings, received, tools, objective)
+        trained = train(start.network, tools.training, self.settings, objective)
         return finish_round(start, trained, tools, self.shared)
 
-    def receive(self, state: ClientState, payload: Payload) -> InitialModel:
+    def receive(self, state: ClientState, payload: Payload) -> ReceivedModel:
         """The client's model with the received tensors in the place of its own.
 
         Raises:
@@ -354,7 +370,7 @@ class SharedModel(Strategy):
         check_names(payload.tensors, self.down)
         network = unpack_network({**state.tensors, **payload.tensors}, self.model)
         head = self.model.head
-        return InitialModel(state=state, payload=payload, network=network, head=head)
+        return ReceivedModel(state=state, payload=payload, network=network, head=head)
 
     def aggregate(self, state: ServerState, updates: Updates, tools: ServerTools) -> ServerState:
         """The clients' shared tensors combined; without examples the state stays as it is."""

@@ -24,7 +24,7 @@ from protofleet.strategies.types import (
     Score,
     ServerState,
     ServerTools,
-    TensorForms,
+    TensorSchemas,
     Update,
     Updates,
 )
@@ -35,7 +35,7 @@ Rank = Callable[[ServerState, Sequence[str]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivateForm:
+class PrivacySupport:
     """What a strategy's updates are to differential privacy (``strategies.privacy``).
 
     Its ``aggregate`` then gets a single update that stands for all clients.
@@ -52,7 +52,7 @@ class PrivateForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanForm:
+class SumSupport:
     """Of a strategy whose server half needs of its updates their mean alone.
 
     Its ``aggregate`` makes the same of a round's updates and of a single one with the weighted mean
@@ -92,11 +92,11 @@ class Strategy(ABC):
 
     description: Description
     settings: Any
-    payload: TensorForms = TensorForms()
-    uplink: TensorForms = TensorForms()
+    payload: TensorSchemas = TensorSchemas()
+    uplink: TensorSchemas = TensorSchemas()
     carried: frozenset[str] = frozenset()
-    private: PrivateForm | None = None
-    mean: MeanForm | None = None
+    private: PrivacySupport | None = None
+    mean: SumSupport | None = None
     rank: Rank | None = None
 
     def __init__(self, settings: Any, model: Model) -> None:

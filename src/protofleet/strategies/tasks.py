@@ -318,5 +318,5 @@ def objectives_of(description: Description, loss: str) -> tuple[str, ...]:
         description: of the strategy.
         loss: the objective that is the task's own loss.
     """
-    named = (*description.programs, *description.server_programs)
+    named = (*description.objectives, *description.server_objectives)
     return tuple(dict.fromkeys(loss if name == TASK_LOSS else name for name in named))

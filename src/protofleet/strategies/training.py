@@ -53,12 +53,12 @@ def _nothing(_rows: ExampleRows) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """What a strategy changes about a training step.
+class LocalObjective:
+    """What a client minimises, and by which steps: what a strategy changes about training.
 
     Attributes:
-        objective: the training program; the task's own loss unless the method has another.
-        inputs: the objective's further inputs for the examples of these numbers.
+        loss: name of the training program; the task's own loss unless the method has another.
+        inputs: its further inputs for the examples of these numbers.
         groups: what moves, and how; empty: every parameter by ``Training.optimiser``.
         moments: of an earlier round (``Trained.moments``); None: fresh ones.
         proximal: mu and w: ``mu (params - w)`` is added to the gradient.
@@ -67,7 +67,7 @@ class Fit:
             limit.
     """
 
-    objective: str = TASK_LOSS
+    loss: str = TASK_LOSS
     inputs: Callable[[ExampleRows], Mapping[str, Any]] = _nothing
     groups: Sequence[Group] = field(default_factory=tuple)
     moments: Tensors | None = None
@@ -104,19 +104,23 @@ class Trainer:
         network: where it starts. It is the trainer's from here on: every step writes its
             parameters, ``trained`` its buffers. Who needs it as it was passes a copy.
         tools: examples, programs and randomness.
-        training: clipping, and the optimiser unless ``fit`` names groups.
-        fit: what differs from the task's loss alone on all parameters.
+        training: clipping, and the optimiser unless ``objective`` names groups.
+        objective: what differs from the task's loss alone on all parameters.
     """
 
     def __init__(
-        self, network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
+        self,
+        network: Network,
+        tools: TrainTools,
+        training: Training,
+        objective: LocalObjective | None = None,
     ) -> None:
-        self._fit = fit or Fit()
+        self._objective = objective or LocalObjective()
         self._tools = tools
         self._clip_norm = training.clip_norm
-        groups = self._fit.groups or (Group(optimiser=training.optimiser),)
-        self._optimiser = Optimiser(network.params.layout, groups, self._fit.moments)
-        self._grad_fn = tools.grad_fns[self._fit.objective]
+        groups = self._objective.groups or (Group(optimiser=training.optimiser),)
+        self._optimiser = Optimiser(network.params.layout, groups, self._objective.moments)
+        self._grad_fn = tools.grad_fns[self._objective.loss]
         self._network = self._now = network
         self._rewritten = [one for one in network.params if one + REWRITTEN in network.buffers]
         self._steps = 0
@@ -132,26 +136,26 @@ class Trainer:
         Raises:
             DivergedError: the loss became NaN or infinite.
         """
-        tools, fit = self._tools, self._fit
-        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
+        tools, objective = self._tools, self._objective
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **objective.inputs(rows)}
         step = self._grad_fn(self._now, batch, tools.rng)
         if not math.isfinite(step.loss):
             raise DivergedError(
-                f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
+                f"{tools.name}: expected a finite loss of '{objective.loss}', got {step.loss}; "
                 "lower the learning rate or check the data"
             )
         for parameter in self._rewritten:
             self._network.params[parameter][...] = step.buffers[parameter + REWRITTEN]
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
-        correction = fit.correction
-        if fit.max_norm is not None:
+        correction = objective.correction
+        if objective.max_norm is not None:
             if correction is not None:
                 step.grads.buffer += correction.buffer
                 correction = None
-            self._optimiser.clip(step.grads, fit.max_norm)
+            self._optimiser.clip(step.grads, objective.max_norm)
         self._optimiser.step(
-            self._network.params, step.grads, proximal=fit.proximal, correction=correction
+            self._network.params, step.grads, proximal=objective.proximal, correction=correction
         )
         if step.buffers is not self._now.buffers:
             self._now = replace(self._network, buffers=step.buffers)
@@ -168,7 +172,7 @@ class Trainer:
 
 
 def train(
-    network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
+    network: Network, tools: TrainTools, training: Training, objective: LocalObjective | None = None
 ) -> Trained:
     """Train ``network``, in place, on the examples, shuffled every epoch.
 
@@ -177,7 +181,7 @@ def train(
     Raises:
         DivergedError: the loss became NaN or infinite.
     """
-    trainer = Trainer(network, tools, training, fit)
+    trainer = Trainer(network, tools, training, objective)
     return trainer.trained(passes(trainer.step, tools, training))
 
 

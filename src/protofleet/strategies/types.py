@@ -118,7 +118,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorForm:
+class TensorSchema:
     """Shape and dtype of a tensor that travels.
 
     Attributes:
@@ -154,7 +154,7 @@ class TensorForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorForms:
+class TensorSchemas:
     """What a payload or an update of a strategy holds.
 
     Attributes:
@@ -162,8 +162,8 @@ class TensorForms:
         optional: tensors of which it has all or none; an update without them abstains.
     """
 
-    required: Mapping[str, TensorForm] = field(default_factory=dict)
-    optional: Mapping[str, TensorForm] = field(default_factory=dict)
+    required: Mapping[str, TensorSchema] = field(default_factory=dict)
+    optional: Mapping[str, TensorSchema] = field(default_factory=dict)
 
     @property
     def max_bytes(self) -> int:
@@ -186,9 +186,9 @@ class TensorForms:
                 raise RefusedError("layout", f"tensor '{name}': expected {form}, got {found}")
 
 
-def float32_forms(layout: Layout) -> dict[str, TensorForm]:
+def float32_schemas(layout: Layout) -> dict[str, TensorSchema]:
     """Forms of the tensors of a layout, by name."""
-    return {name: TensorForm(shape) for name, shape in layout.shapes.items()}
+    return {name: TensorSchema(shape) for name, shape in layout.shapes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +326,7 @@ class ServerTools:
 
     Attributes:
         grad_fns: training programs by objective; empty unless the strategy asks for them
-            (``Description.server_programs``).
+            (``Description.server_objectives``).
         predict: logits; raises InputError unless the strategy asks for programs.
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
@@ -354,7 +354,7 @@ class Updates(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Travels:
+class WireContents:
     """What crosses the wire and what never does, in words, for ``protofleet strategies``."""
 
     down: tuple[str, ...]
@@ -369,10 +369,10 @@ class Description:
     Attributes:
         name: key in ``protofleet.strategies.STRATEGIES``.
         paper: citation.
-        programs: objectives whose training programs devices need.
+        objectives: whose training programs devices need.
         travels: what goes down, up, and stays.
         tasks: of the bundles that it runs on; one that looks at classes knows no other.
-        server_programs: objectives whose training programs the coordinator needs.
+        server_objectives: whose training programs the coordinator needs.
         class_counts: devices register how many training samples of each class they have.
         final_fit: after the last round every live device gets one more payload and is scored
             after its fit; nothing is aggregated from it.
@@ -393,10 +393,10 @@ class Description:
 
     name: str
     paper: str
-    programs: tuple[str, ...]
-    travels: Travels
+    objectives: tuple[str, ...]
+    travels: WireContents
     tasks: tuple[TaskName, ...] = ("classification",)
-    server_programs: tuple[str, ...] = ()
+    server_objectives: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
     combines: Literal["each", "rule", "mean"] = "each"

@@ -35,7 +35,7 @@ from protofleet.wire.messages import (
     TransferOffer,
 )
 from protofleet.wire.mqtt.broker_access import BrokerAccess
-from protofleet.wire.mqtt.link import Delivery, Disconnected, Link, LinkEvent, LinkOptions, Will
+from protofleet.wire.mqtt.link import Disconnected, Link, LinkEvent, LinkOptions, MqttMessage, Will
 from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
 from protofleet.wire.transfers.carousel import shared_version
 from protofleet.wire.transfers.receiver import Receiver
@@ -164,7 +164,7 @@ class DeviceEndpoint(Endpoint):
         self._link.stop_asking(ANNOUNCEMENTS)
         return dict(self._others)
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, delivery: MqttMessage) -> None:
         name = announced_federation(delivery.topic)
         if name in (None, self._topics.federation):
             super()._deliver(delivery)

@@ -27,11 +27,11 @@ from protofleet.wire.messages import (
 )
 from protofleet.wire.mqtt.link import (
     Connected,
-    Delivery,
     Disconnected,
     Hindered,
     Link,
     LinkEvent,
+    MqttMessage,
     Traffic,
     Woken,
 )
@@ -258,10 +258,10 @@ class Endpoint:
             if event.narrower:
                 for sender in self._senders:
                     sender.reconnected(self._link.clock, self._link.chunk_bytes)
-        elif isinstance(event, Delivery):
+        elif isinstance(event, MqttMessage):
             self._deliver(event)
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _deliver(self, delivery: MqttMessage) -> None:
         address = self._topics.parse(delivery.topic)
         if address is None:
             return
@@ -289,7 +289,7 @@ class Endpoint:
         """Take a chunk that comes to all; only devices subscribe to any."""
         raise RefusedError("topic", f"chunk of '{version[:64]}': nothing was subscribed to here")
 
-    def _record(self, address: TopicAddress, delivery: Delivery) -> None:
+    def _record(self, address: TopicAddress, delivery: MqttMessage) -> None:
         message: Any = self._protection.read(
             delivery.payload, delivery.topic, address.device_id, _MESSAGES[address.channel]
         )

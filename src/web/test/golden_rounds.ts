@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { openBundle } from "../src/bundle/bundle.ts";
 import type { Bundle } from "../src/bundle/bundle.ts";
-import type { Statistics, TensorForm } from "../src/strategies/types.ts";
+import type { Statistics, TensorSchema } from "../src/strategies/types.ts";
 import { decode } from "../src/tensors/safetensors.ts";
 import type { Tensors } from "../src/tensors/tensors.ts";
 
@@ -32,7 +32,7 @@ export interface Round {
   readonly clients: Readonly<Record<string, Told>>;
 }
 
-type Forms = Readonly<Record<"required" | "optional", Readonly<Record<string, TensorForm>>>>;
+type Forms = Readonly<Record<"required" | "optional", Readonly<Record<string, TensorSchema>>>>;
 
 export interface Case {
   readonly strategy: string;

@@ -108,7 +108,7 @@ def training_program(what: Combination, manifest: Manifest) -> tuple[str | None,
     if what.precision != "float32":
         return None, f"{what.precision} programs only infer: training needs float32"
     described = DESCRIPTIONS.get(manifest.strategy.name)
-    wanted = described.programs if described else ()
+    wanted = described.objectives if described else ()
     trained = {p.objective: name for name, p in manifest.programs.items() if p.objective}
     if not trained:
         return None, "the bundle has no training program"

@@ -11,7 +11,7 @@ import msgspec
 
 from protofleet.benchmarks.load.device import NUM_EXAMPLES, LightDevice, device_id
 from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.state.journal import Binding
+from protofleet.edge.state.journal import StoreBinding
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.watched_link import Watch, WatchedLink
 from protofleet.wire.device_endpoint import DeviceEndpoint
@@ -117,7 +117,7 @@ class LightFleet:
         who = DeviceInfo(
             device_id=name,
             boot_id=f"{number:016x}",
-            binding=Binding(
+            binding=StoreBinding(
                 federation=spec.federation, bundle=spec.bundle, layout_hash=spec.layout_hash
             ),
             num_examples=NUM_EXAMPLES,

@@ -24,8 +24,8 @@ from protofleet.strategies.types import (
     Evaluation,
     Payload,
     Score,
-    TensorForm,
-    TensorForms,
+    TensorSchema,
+    TensorSchemas,
     Update,
 )
 from protofleet.tensors import Model, Network
@@ -189,9 +189,9 @@ def drawn(candidates: Collection[str], seed: int) -> tuple[str, ...]:
     return tuple(sorted(names[index] for index in chosen))
 
 
-def forms_of(rates: Sequence[float]) -> TensorForms:
+def schemas_of(rates: Sequence[float]) -> TensorSchemas:
     """What the update of a calibration holds; without it its device abstains."""
-    return TensorForms(optional={RATIOS: TensorForm((len(rates),), "float64")})
+    return TensorSchemas(optional={RATIOS: TensorSchema((len(rates),), "float64")})
 
 
 def held_out(y: NDArray[Any]) -> NDArray[np.bool_] | None:

@@ -16,7 +16,7 @@ import segno
 from protofleet.coordinator.ledger.control import Orders, Wish
 from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
 from protofleet.coordinator.membership.invitations import (
-    Standing,
+    EnrolmentStatus,
     find_meeting,
     own_broker,
     standings,
@@ -142,7 +142,7 @@ ACTIONS: Mapping[str, Action] = {
 """By the last part of their address."""
 
 
-def read_standings(run: WatchedRun) -> tuple[Standing, ...]:
+def read_standings(run: WatchedRun) -> tuple[EnrolmentStatus, ...]:
     """Who is invited, enrolled or revoked; none where the federation's folder is not known.
 
     Raises:

@@ -63,8 +63,8 @@ from protofleet.strategies.types import (
     Payload,
     Step,
     TrainTools,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model, Network, TensorMap
 
@@ -100,7 +100,7 @@ class Apfl(SharedModel):
         FedAvg.description,
         name="apfl",
         paper="Deng et al., Adaptive Personalized Federated Learning, arXiv:2003.13461",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("personal model", "its share of the mixture", "buffers of both models"),

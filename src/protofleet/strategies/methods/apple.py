@@ -74,7 +74,7 @@ from protofleet.strategies.optimisers import Group, Optimiser
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import (
     ExampleRows,
-    Fit,
+    LocalObjective,
     Training,
     passes,
     refuse_rewritten,
@@ -88,12 +88,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Model, TensorMap
 
@@ -145,8 +145,8 @@ class Apple(Strategy):
         name="apple",
         paper="Luo and Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated "
         "Learning, arXiv:2110.08394",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("core parameters of other clients", "their numbers of examples"),
             up=("core parameters", "number of examples"),
             personal=(
@@ -164,10 +164,10 @@ class Apple(Strategy):
         super().__init__(settings, model)
         self.sent = prefixed_layout(OWN, model.params.layout)
         most = settings.models or _MOST_MODELS
-        counts = TensorForm((None,), "int64", most)
-        others = TensorForm((None, model.params.layout.size), most=most)
-        self.payload = TensorForms(required={OTHERS: others, _KEYS: counts, _EXAMPLES: counts})
-        self.uplink = TensorForms(required=float32_forms(self.sent))
+        counts = TensorSchema((None,), "int64", most)
+        others = TensorSchema((None, model.params.layout.size), most=most)
+        self.payload = TensorSchemas(required={OTHERS: others, _KEYS: counts, _EXAMPLES: counts})
+        self.uplink = TensorSchemas(required=float32_schemas(self.sent))
         self.carried = frozenset(prefixed(_CORE, model.params))
 
     def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
@@ -314,7 +314,9 @@ class _Mixture:
         self.penalty = 0.0
         self._lr, self._clip_norm = method.settings.relation_lr, method.settings.clip_norm
         self._optimiser = Optimiser(layout, (Group(optimiser=method.settings.optimiser),))
-        self._probe = Probe(tools=tools.training, batch_size=method.settings.batch_size, fit=Fit())
+        self._probe = Probe(
+            tools=tools.training, batch_size=method.settings.batch_size, objective=LocalObjective()
+        )
         self.network = method.client_model(state)
         self._mix()
 

@@ -40,13 +40,13 @@ from protofleet.strategies.shared_model import (
     scored_early,
     shared_state,
 )
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Payload,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model
 
@@ -71,7 +71,7 @@ class Ditto(SharedModel):
         name="ditto",
         paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
         "arXiv:2012.04221",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("personal model", "buffers of both models"),
@@ -94,8 +94,8 @@ class Ditto(SharedModel):
         trained = train(start.network.copy(), tools.training, settings)
         training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
         # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
-        fit = Fit(proximal=(settings.lam, start.network.params))
-        own = train(personal, tools.training, training, fit)
+        objective = LocalObjective(proximal=(settings.lam, start.network.params))
+        own = train(personal, tools.training, training, objective)
         start = replace(start, evaluation=early or tools.evaluate(own.network))
         kept, update = finish_round(start, trained, tools, self.shared)
         return keep_both(settings, own.network, kept), update

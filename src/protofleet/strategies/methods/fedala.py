@@ -34,7 +34,7 @@ from typing import Literal
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import SharedModel, SharedTraining
-from protofleet.strategies.types import Travels
+from protofleet.strategies.types import WireContents
 
 
 class FedAlaSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ class FedAla(SharedModel):
         name="fedala",
         paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated "
         "Learning, arXiv:2212.01197",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("mixing weights", "buffers of the model"),

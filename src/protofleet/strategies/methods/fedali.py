@@ -63,12 +63,12 @@ from protofleet.strategies.common import (
     unpack,
 )
 from protofleet.strategies.shared_model import (
-    InitialModel,
+    ReceivedModel,
     SharedTraining,
     finish_round,
     initialise,
 )
-from protofleet.strategies.strategy import PrivateForm, Strategy
+from protofleet.strategies.strategy import PrivacySupport, Strategy
 from protofleet.strategies.training import refuse_rewritten, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -79,12 +79,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForms,
-    Travels,
+    TensorSchemas,
     UnsuitableModelError,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
@@ -124,8 +124,8 @@ class FedAli(Strategy):
         name="fedali",
         paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers "
         "for Generalized Mobile Services, arXiv:2411.10595",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("parameters", "global prototypes"),
             up=("parameters", "local prototypes", "number of examples"),
             personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
@@ -148,9 +148,9 @@ class FedAli(Strategy):
         down = {BUFFERS + layer + _GLOBAL: shape for layer, shape in shapes.items()}
         up = {BUFFERS + layer + _LOCAL: shape for layer, shape in shapes.items()}
         self.shared = Layout.of(params | up)
-        self.payload = TensorForms(required=float32_forms(Layout.of(params | down)))
-        self.uplink = TensorForms(required=float32_forms(self.shared))
-        self.private = PrivateForm(baseline=self._baseline)
+        self.payload = TensorSchemas(required=float32_schemas(Layout.of(params | down)))
+        self.uplink = TensorSchemas(required=float32_schemas(self.shared))
+        self.private = PrivacySupport(baseline=self._baseline)
 
     def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
         tensors = prefixed(PARAMS, model.params)
@@ -165,13 +165,13 @@ class FedAli(Strategy):
         trained = train(start.network, tools.training, self.settings)
         return finish_round(start, trained, tools, self.shared)
 
-    def _arrived(self, state: ClientState, payload: Payload) -> InitialModel:
+    def _arrived(self, state: ClientState, payload: Payload) -> ReceivedModel:
         """The client's model with the received tensors in the place of its own."""
         network = Network(
             params=self._params(payload.tensors), buffers=self._buffers(state, payload)
         )
         head = self.model.head
-        return InitialModel(state=state, payload=payload, network=network, head=head)
+        return ReceivedModel(state=state, payload=payload, network=network, head=head)
 
     def _buffers(self, state: ClientState, payload: Payload) -> TensorMap:
         """The model's buffers with which local training starts."""

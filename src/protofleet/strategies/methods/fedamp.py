@@ -50,7 +50,7 @@ from protofleet.strategies.bounds import Bounds, Share, Weight
 from protofleet.strategies.client_models import Vector, kept_models, models_of, with_delivered
 from protofleet.strategies.common import PARAMS, prefixed
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -60,9 +60,9 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Travels,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model, TensorMap
 
@@ -102,8 +102,8 @@ class FedAmp(SharedModel):
         name="fedamp",
         paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, "
         "arXiv:2007.03797",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("the client's own combination of all clients' parameters",),
             up=("parameters", "number of examples"),
             personal=("buffers of the model",),
@@ -140,8 +140,8 @@ class FedAmp(SharedModel):
         start = initialise(settings, received, tools)
         # Algorithm 1: ∇F_i(w) + λ / alpha_k (w - u_i)
         pull = settings.lam if settings.alpha is None else settings.lam / settings.alpha
-        fit = Fit(proximal=(pull, received.network.params))
-        trained = train(start.network.copy(), tools.training, settings, fit)
+        objective = LocalObjective(proximal=(pull, received.network.params))
+        trained = train(start.network.copy(), tools.training, settings, objective)
         return finish_round(start, trained, tools, self.shared)
 
     def aggregate(self, state: ServerState, updates: Updates, _tools: ServerTools) -> ServerState:

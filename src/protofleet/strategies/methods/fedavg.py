@@ -18,7 +18,7 @@ Deviations:
 from __future__ import annotations
 
 from protofleet.strategies.shared_model import SharedModel, SharedTraining
-from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Travels
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, WireContents
 
 
 class FedAvgSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +32,8 @@ class FedAvg(SharedModel):
         name="fedavg",
         paper="McMahan et al., Communication-Efficient Learning of Deep Networks from "
         "Decentralized Data, arXiv:1602.05629",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("buffers of the model",),

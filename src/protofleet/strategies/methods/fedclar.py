@@ -48,16 +48,16 @@ from protofleet.strategies.common import PARAMS, client_key, combine_updates, or
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Group
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Payload,
     ServerState,
     ServerTools,
-    Travels,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
@@ -92,7 +92,7 @@ class FedClar(SharedModel):
         name="fedclar",
         paper="Presotto et al., FedCLAR: Federated Clustering for Personalized Sensor-Based Human "
         "Activity Recognition, PerCom 2022",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters of the client's cluster",),
             up=("parameters", "number of examples"),
             personal=("after the last round: fine-tuned head", "buffers of the model"),
@@ -118,7 +118,7 @@ class FedClar(SharedModel):
         start = initialise(settings, self.receive(state, payload), tools)
         training = msgspec.structs.replace(settings, epochs=settings.fine_tune_epochs)
         names = {name.removeprefix(PARAMS) for name in self.head.shapes}
-        last_layers = Fit(groups=[Group(names=names, optimiser=settings.optimiser)])
+        last_layers = LocalObjective(groups=[Group(names=names, optimiser=settings.optimiser)])
         trained = train(start.network, tools.training, training, last_layers)
         kept, update = finish_round(start, trained, tools, self.shared)
         return kept, replace(update, tensors=payload.tensors)

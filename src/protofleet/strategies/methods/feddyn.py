@@ -49,18 +49,18 @@ from protofleet.strategies.shared_model import (
     finish_round,
     initialise,
 )
-from protofleet.strategies.training import Fit, refuse_rewritten, train
+from protofleet.strategies.training import LocalObjective, refuse_rewritten, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model, TensorMap
 
@@ -108,7 +108,7 @@ class FedDyn(SharedModel):
         FedAvg.description,
         name="feddyn",
         paper="Acar et al., Federated Learning Based on Dynamic Regularization, arXiv:2111.04263",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters", "with weighted_alpha: number of clients and of their examples"),
             up=("parameters", "number of examples"),
             personal=("what it has moved in all its rounds", "buffers of the model"),
@@ -122,8 +122,8 @@ class FedDyn(SharedModel):
         refuse_rewritten(self.description.name, model)
         super().__init__(settings, model)
         if settings.weighted_alpha:
-            known = {**self.payload.required, _POPULATION: TensorForm((2,), "int64")}
-            self.payload = TensorForms(required=known)
+            known = {**self.payload.required, _POPULATION: TensorSchema((2,), "int64")}
+            self.payload = TensorSchemas(required=known)
         # The mean of all clients' moves changes by the number of those that took part.
         self.private = self.mean = None
 
@@ -156,10 +156,10 @@ class FedDyn(SharedModel):
         start = initialise(settings, received, tools)
         moved = unpack(state.tensors, _MOVED, layout)
         theta = received.network.params.buffer
-        fit = _fit(
+        objective = _objective(
             settings, _alpha(settings, payload, tools), TensorMap(layout, theta - moved.buffer)
         )
-        trained = train(start.network.copy(), tools.training, settings, fit)
+        trained = train(start.network.copy(), tools.training, settings, objective)
         moved.buffer[...] += trained.network.params.buffer - theta  # g_i ← g_i - α (θ_i - θ^{t-1})
         return finish_round(start, trained, tools, self.shared, keep=prefixed(_MOVED, moved))
 
@@ -203,13 +203,13 @@ def _alpha(settings: FedDynSettings, payload: Payload, tools: ClientTools) -> fl
     return float(min(settings.alpha * examples / (clients * own), MOST))
 
 
-def _fit(settings: FedDynSettings, alpha: float, anchor: TensorMap) -> Fit:
+def _objective(settings: FedDynSettings, alpha: float, anchor: TensorMap) -> LocalObjective:
     """Eq. 1: α (θ - anchor) is added to the gradient of the loss."""
     if settings.max_norm is None:
-        return Fit(proximal=(alpha, anchor))
+        return LocalObjective(proximal=(alpha, anchor))
     linear = TensorMap(anchor.layout, np.float32(-alpha) * anchor.buffer)
     zeros = TensorMap.zeros(anchor.layout)
-    return Fit(correction=linear, max_norm=settings.max_norm, proximal=(alpha, zeros))
+    return LocalObjective(correction=linear, max_norm=settings.max_norm, proximal=(alpha, zeros))
 
 
 def _known(

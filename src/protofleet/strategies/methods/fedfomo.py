@@ -67,12 +67,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Model, Network, TensorMap
 
@@ -106,8 +106,8 @@ class FedFomo(Strategy):
         name="fedfomo",
         paper="Zhang et al., Personalized Federated Learning with First Order Model Optimization, "
         "arXiv:2012.08565",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("parameters of other clients, several models",),
             up=("parameters", "weights of the models received", "number of examples"),
             personal=("examples for validation", "buffers of the model"),
@@ -120,10 +120,10 @@ class FedFomo(Strategy):
         super().__init__(settings, model)
         self.sent = prefixed_layout(OWN, model.params.layout)
         most, size = settings.models, model.params.layout.size
-        others = TensorForm((None, size), most=most)
-        self.payload = TensorForms(required={OTHERS: others})
-        weights = {_WEIGHTS: TensorForm((most,))}
-        self.uplink = TensorForms(required=float32_forms(self.sent) | weights)
+        others = TensorSchema((None, size), most=most)
+        self.payload = TensorSchemas(required={OTHERS: others})
+        weights = {_WEIGHTS: TensorSchema((most,))}
+        self.uplink = TensorSchemas(required=float32_schemas(self.sent) | weights)
         self.carried = network_names(model)
 
     def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:

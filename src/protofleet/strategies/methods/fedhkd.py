@@ -54,8 +54,8 @@ from protofleet.strategies.prototypes import (
     feature_width,
 )
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
-from protofleet.strategies.strategy import PrivateForm
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.strategy import PrivacySupport
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -63,12 +63,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Model, Network, Tensors
 
@@ -107,8 +107,8 @@ class FedHkd(SharedModel):
         name="fedhkd",
         paper="Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models "
         "through Federated Learning with Data-Free Hyper-Knowledge Distillation, arXiv:2301.08968",
-        programs=(_OBJECTIVE,),
-        travels=Travels(
+        objectives=(_OBJECTIVE,),
+        travels=WireContents(
             down=("parameters", "class means of features and of predictions", "which classes have"),
             up=(
                 "parameters",
@@ -128,15 +128,15 @@ class FedHkd(SharedModel):
         super().__init__(settings, model)
         classes, self.width = model.num_classes, feature_width(model)
         knowledge = {
-            _PROTOTYPES: TensorForm((classes, self.width)),
-            _PREDICTIONS: TensorForm((classes, classes)),
+            _PROTOTYPES: TensorSchema((classes, self.width)),
+            _PREDICTIONS: TensorSchema((classes, classes)),
         }
-        forms = {**float32_forms(self.shared), **knowledge}
-        present = TensorForm((classes,), "uint8")
-        self.payload = TensorForms(required={**forms, _PRESENT: present})
-        self.uplink = TensorForms(required=forms)
+        forms = {**float32_schemas(self.shared), **knowledge}
+        present = TensorSchema((classes,), "uint8")
+        self.payload = TensorSchemas(required={**forms, _PRESENT: present})
+        self.uplink = TensorSchemas(required=forms)
         self.mean = None
-        self.private = PrivateForm(
+        self.private = PrivacySupport(
             baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
             by_class=frozenset(_KNOWLEDGE),
         )
@@ -158,9 +158,9 @@ class FedHkd(SharedModel):
         settings = self.settings
         shared = {name: payload.tensors[name] for name in self.shared.shapes}
         received = self.receive(state, replace(payload, tensors=shared))
-        fit = _taught(settings, payload.tensors, tools)
-        start = initialise(settings, received, tools, fit)
-        trained = train(start.network, tools.training, settings, fit)
+        objective = _taught(settings, payload.tensors, tools)
+        start = initialise(settings, received, tools, objective)
+        trained = train(start.network, tools.training, settings, objective)
         own = self._knowledge(trained.network, tools)
         return finish_round(start, trained, tools, self.shared, send=own)
 
@@ -214,7 +214,7 @@ class FedHkd(SharedModel):
         return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
-def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> Fit:
+def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> LocalObjective:
     """What the client's training is taught, of the classes that it has."""
     own = np.isin(np.arange(len(tensors[_PRESENT])), tools.training.y)
     inputs = {
@@ -225,7 +225,7 @@ def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> F
         "prediction_weight": np.float32(settings.prediction_weight),
         "feature_weight": np.float32(settings.feature_weight),
     }
-    return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
+    return LocalObjective(loss=_OBJECTIVE, inputs=lambda _rows: inputs)
 
 
 def _softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float32]:

@@ -52,8 +52,8 @@ from protofleet.strategies.shared_model import (
     initialise,
     local_init,
 )
-from protofleet.strategies.training import Fit, Trained, train
-from protofleet.strategies.types import ClientState, ClientTools, Payload, Travels, Update
+from protofleet.strategies.training import LocalObjective, Trained, train
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Update, WireContents
 from protofleet.tensors import Model, Network
 
 _OBJECTIVE, _HEAD_OBJECTIVE = "reconstruction", "head_cross_entropy"
@@ -90,8 +90,8 @@ class FedHome(SharedModel):
         name="fedhome",
         paper="Wu et al., FedHome: Cloud-Edge based Personalized Federated Learning for In-Home "
         "Health Monitoring, IEEE TMC 2020",
-        programs=(_OBJECTIVE, _HEAD_OBJECTIVE),
-        travels=Travels(
+        objectives=(_OBJECTIVE, _HEAD_OBJECTIVE),
+        travels=WireContents(
             down=("parameters, decoder included",),
             up=("parameters, decoder included", "number of examples"),
             personal=("refined head", "buffers of the model"),
@@ -114,10 +114,10 @@ class FedHome(SharedModel):
     ) -> tuple[ClientState, Update]:
         settings, received = self.settings, self.receive(state, payload)
         weight = {"weight": np.float32(settings.reconstruction_weight)}
-        fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: weight)
+        objective = LocalObjective(loss=_OBJECTIVE, inputs=lambda _rows: weight)
         if not settings.refines(payload):
             start = initialise(settings, received, tools)
-            trained = train(start.network, tools.training, settings, fit)
+            trained = train(start.network, tools.training, settings, objective)
             return finish_round(start, trained, tools, self.shared)
         start = local_init(settings, received, tools)
         refined = _refined(self.head, settings, start.network, tools)
@@ -125,7 +125,7 @@ class FedHome(SharedModel):
         if payload.final:
             kept, update = finish_round(start, refined, tools, self.shared)
             return kept, replace(update, tensors=payload.tensors)
-        trained = train(start.network, tools.training, settings, fit)
+        trained = train(start.network, tools.training, settings, objective)
         kept, update = finish_round(start, trained, tools, self.shared)
         personal = {**kept.tensors, **prefixed(PARAMS, refined.network.params)}
         return replace(kept, tensors=personal), update
@@ -144,13 +144,13 @@ def _refined(
             neighbours=settings.neighbours,
             rng=training.rng,
         )
-    fit = Fit(
-        objective=_HEAD_OBJECTIVE,
+    objective = LocalObjective(
+        loss=_HEAD_OBJECTIVE,
         inputs=lambda rows: {"features": features[rows]},
         groups=[Group(names=head, optimiser=settings.optimiser)],
     )
     passes = msgspec.structs.replace(settings, epochs=settings.refine_epochs)
-    return train(network.copy(), replace(training, x=features, y=y), passes, fit)
+    return train(network.copy(), replace(training, x=features, y=y), passes, objective)
 
 
 def oversampled(

@@ -58,8 +58,8 @@ from protofleet.strategies.common import (
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
-from protofleet.strategies.strategy import PrivateForm, Strategy
-from protofleet.strategies.training import Fit, Training, train
+from protofleet.strategies.strategy import PrivacySupport, Strategy
+from protofleet.strategies.training import LocalObjective, Training, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -67,12 +67,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     UnsuitableModelError,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model
 
@@ -113,8 +113,8 @@ class FedHp(Strategy):
         name="fedhp",
         paper="Fonio et al., FedHP: Federated Learning with Hyperspherical Prototypical "
         "Regularization, ESANN 2024",
-        programs=(_OBJECTIVE,),
-        travels=Travels(
+        objectives=(_OBJECTIVE,),
+        travels=WireContents(
             down=("global prototypes", "to a newcomer after round 1: anchors"),
             up=("local prototypes", "registered once: number of examples of each class"),
             personal=("all other parameters", "buffers of the model", "moments of the optimisers"),
@@ -130,16 +130,16 @@ class FedHp(Strategy):
         super().__init__(settings, model)
         self.head = _head(model)
         self.prototypes = PARAMS + self.head
-        prototypes = TensorForm(model.params[self.head].shape)
-        self.payload = TensorForms(
+        prototypes = TensorSchema(model.params[self.head].shape)
+        self.payload = TensorSchemas(
             required={self.prototypes: prototypes}, optional={_ANCHORS: prototypes}
         )
-        self.uplink = TensorForms(optional={self.prototypes: prototypes})
+        self.uplink = TensorSchemas(optional={self.prototypes: prototypes})
         self.carried = network_names(model) - {self.prototypes}
         if settings.prototype_sum == "printed":
             self.description = replace(self.description, combines="each")
         else:
-            self.private = PrivateForm(
+            self.private = PrivacySupport(
                 baseline=lambda state: {self.prototypes: state.tensors[self.prototypes]},
                 by_class=frozenset({self.prototypes}),
             )
@@ -177,7 +177,7 @@ class FedHp(Strategy):
             return self._abstain(state, payload, tools)
         network = self.client_model(state)
         network.params[self.head][...] = payload.tensors[self.prototypes]
-        trained = train(network, tools.training, self.settings, self._fit(state, anchors))
+        trained = train(network, tools.training, self.settings, self._objective(state, anchors))
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
@@ -194,12 +194,12 @@ class FedHp(Strategy):
             return payload.tensors[self.prototypes]
         return payload.tensors.get(_ANCHORS, state.tensors.get(_ANCHORS))
 
-    def _fit(self, state: ClientState, anchors: NDArray[Any]) -> Fit:
+    def _objective(self, state: ClientState, anchors: NDArray[Any]) -> LocalObjective:
         settings, backbone = self.settings, self.model.params.keys() - {self.head}
         classes = len(anchors) if settings.regulariser == "mean" else 1
         inputs = {"anchors": anchors, "weight": np.float32(settings.anchor_weight / classes)}
-        return Fit(
-            objective=_OBJECTIVE,
+        return LocalObjective(
+            loss=_OBJECTIVE,
             inputs=lambda _rows: inputs,
             groups=[
                 Group(optimiser=settings.optimiser, names=backbone),

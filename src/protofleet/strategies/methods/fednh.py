@@ -51,8 +51,8 @@ from protofleet.strategies.prototypes import (
     feature_width,
 )
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
-from protofleet.strategies.strategy import PrivateForm
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.strategy import PrivacySupport
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     ClientState,
@@ -61,13 +61,13 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     UnsuitableModelError,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Layout, Model, Network
 
@@ -115,8 +115,8 @@ class FedNh(SharedModel):
         name="fednh",
         paper="Dai et al., Tackling Data Heterogeneity in Federated Learning with Class "
         "Prototypes, arXiv:2212.02758",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("parameters", "directions of classes"),
             up=(
                 "parameters without directions",
@@ -145,10 +145,10 @@ class FedNh(SharedModel):
         self.directions = PARAMS + self.head
         every = self.shared.shapes
         self.encoder = Layout.of({key: every[key] for key in every if key != self.directions})
-        means = TensorForm(self.shape)
-        self.uplink = TensorForms(required={**float32_forms(self.encoder), _MEANS: means})
+        means = TensorSchema(self.shape)
+        self.uplink = TensorSchemas(required={**float32_schemas(self.encoder), _MEANS: means})
         self.mean = None
-        self.private = PrivateForm(baseline=self._baseline, by_class=frozenset({_MEANS}))
+        self.private = PrivacySupport(baseline=self._baseline, by_class=frozenset({_MEANS}))
 
     def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
         settings = self.settings
@@ -173,7 +173,7 @@ class FedNh(SharedModel):
         moving = start.network.params.keys() - {self.head}
         rate = settings.optimiser.lr * settings.lr_decay ** (payload.round_id - 1)
         group = Group(names=moving, optimiser=msgspec.structs.replace(settings.optimiser, lr=rate))
-        trained = train(start.network, tools.training, settings, Fit(groups=[group]))
+        trained = train(start.network, tools.training, settings, LocalObjective(groups=[group]))
         means = self._unit_means(trained.network, tools)
         return finish_round(start, trained, tools, self.encoder, send={_MEANS: means})
 

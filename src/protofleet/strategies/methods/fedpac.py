@@ -76,7 +76,7 @@ from protofleet.strategies.prototypes import (
     feature_width,
 )
 from protofleet.strategies.strategy import Strategy
-from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.training import LocalObjective, Trained, Training, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     ClientState,
@@ -85,12 +85,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -135,8 +135,8 @@ class FedPac(Strategy):
         name="fedpac",
         paper="Xu et al., Personalized Federated Learning with Feature Alignment and Classifier "
         "Collaboration, arXiv:2306.11867",
-        programs=(TASK_LOSS, _OBJECTIVE),
-        travels=Travels(
+        objectives=(TASK_LOSS, _OBJECTIVE),
+        travels=WireContents(
             down=(
                 "body",
                 "class means of features",
@@ -163,12 +163,12 @@ class FedPac(Strategy):
         self.body, self.width = shared_layout(model, settings.head), feature_width(model)
         every = prefixed_layout(PARAMS, model.params.layout).shapes
         self.head = Layout.of({n: shape for n, shape in every.items() if n not in self.body.shapes})
-        rows = TensorForm((model.num_classes, self.width))
-        body, head = float32_forms(self.body), float32_forms(self.head)
-        shared = {**body, _PROTOTYPES: rows, _PRESENT: TensorForm((model.num_classes,), "uint8")}
-        statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorForm(())}
-        self.payload = TensorForms(required=shared, optional=head)
-        self.uplink = TensorForms(required={**body, **head, **statistics})
+        rows = TensorSchema((model.num_classes, self.width))
+        body, head = float32_schemas(self.body), float32_schemas(self.head)
+        shared = {**body, _PROTOTYPES: rows, _PRESENT: TensorSchema((model.num_classes,), "uint8")}
+        statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorSchema(())}
+        self.payload = TensorSchemas(required=shared, optional=head)
+        self.uplink = TensorSchemas(required={**body, **head, **statistics})
         self.carried = frozenset(self.head.shapes)
 
     def server_init(self, model: Model, _rng: np.random.Generator) -> ServerState:
@@ -234,12 +234,12 @@ class FedPac(Strategy):
             network,
             tools.training,
             msgspec.structs.replace(settings, epochs=settings.head_epochs),
-            Fit(groups=[Group(names=head, optimiser=settings.head_optimiser)]),
+            LocalObjective(groups=[Group(names=head, optimiser=settings.head_optimiser)]),
         )
         groups = [Group(names=body, optimiser=settings.optimiser)]
         inputs = self._pull(payload, own)
-        fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs, groups=groups)
-        return train(fitted.network, tools.training, settings, fit)
+        objective = LocalObjective(loss=_OBJECTIVE, inputs=lambda _rows: inputs, groups=groups)
+        return train(fitted.network, tools.training, settings, objective)
 
     def _pull(self, payload: Payload, own: _LocalMeans) -> dict[str, Any]:
         """Where each class's features are drawn to, and how strongly."""

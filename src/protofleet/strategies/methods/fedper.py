@@ -21,7 +21,7 @@ from dataclasses import replace
 from protofleet.strategies.common import shared_layout
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import SharedModel, SharedTraining
-from protofleet.strategies.types import Travels
+from protofleet.strategies.types import WireContents
 from protofleet.tensors import Model
 
 
@@ -44,7 +44,7 @@ class FedPer(SharedModel):
         name="fedper",
         paper="Arivazhagan et al., Federated Learning with Personalization Layers, "
         "arXiv:1912.00818",
-        travels=Travels(
+        travels=WireContents(
             down=("body",),
             up=("body", "number of examples"),
             personal=("head", "buffers of the model"),

@@ -50,14 +50,14 @@ from protofleet.strategies.shared_model import (
     scored_early,
     shared_state,
 )
-from protofleet.strategies.training import ExampleRows, Fit, train
+from protofleet.strategies.training import ExampleRows, LocalObjective, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model, Network
 
@@ -88,8 +88,8 @@ class FedPhp(SharedModel):
         name="fedphp",
         paper="Li et al., FedPHP: Federated Personalization with Inherited Private Models, ECML "
         "PKDD 2021",
-        programs=(_OBJECTIVE,),
-        travels=Travels(
+        objectives=(_OBJECTIVE,),
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("personal model", "number of own rounds", "buffers of both models"),
@@ -114,9 +114,9 @@ class FedPhp(SharedModel):
         settings, count = self.settings, int(state.tensors[_INHERITED])
         personal = self.client_model(state)
         early = tools.evaluate(personal) if scored_early(settings, payload) else None
-        fit = self._transfer(personal, count, tools)
-        start = local_init(settings, self.receive(shared_state(state), payload), tools, fit)
-        trained = train(start.network, tools.training, settings, fit)
+        objective = self._transfer(personal, count, tools)
+        start = local_init(settings, self.receive(shared_state(state), payload), tools, objective)
+        trained = train(start.network, tools.training, settings, objective)
         if trained.steps:
             kept = settings.mu * min(count / settings.participations, 1.0)  # μ_t
             _inherit(personal, trained.network, kept)
@@ -127,11 +127,11 @@ class FedPhp(SharedModel):
         tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}
         return replace(after, tensors=tensors), update
 
-    def _transfer(self, personal: Network, count: int, tools: ClientTools) -> Fit:
+    def _transfer(self, personal: Network, count: int, tools: ClientTools) -> LocalObjective:
         """What the personal model gives for every example, and what it weighs."""
         settings, x = self.settings, tools.training.x
         if not len(tools.training.y):
-            return Fit(objective=_OBJECTIVE)
+            return LocalObjective(loss=_OBJECTIVE)
         lam = settings.lam if count else 0.0
         teacher = np.zeros((len(x), self.model.features), np.float32)
         outputs = np.zeros((len(x), self.model.num_classes), np.float32)
@@ -145,7 +145,7 @@ class FedPhp(SharedModel):
         def inputs(rows: ExampleRows) -> Mapping[str, Any]:
             return {"teacher": teacher[rows], "teacher_outputs": outputs[rows], **scalars}
 
-        return Fit(objective=_OBJECTIVE, inputs=inputs)
+        return LocalObjective(loss=_OBJECTIVE, inputs=inputs)
 
 
 def _inherit(personal: Network, trained: Network, kept: float) -> None:

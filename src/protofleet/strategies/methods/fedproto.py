@@ -52,10 +52,10 @@ from protofleet.strategies.prototypes import (
     feature_width,
     merge_prototypes,
 )
-from protofleet.strategies.strategy import PrivateForm, Strategy
+from protofleet.strategies.strategy import PrivacySupport, Strategy
 from protofleet.strategies.training import (
     ExampleRows,
-    Fit,
+    LocalObjective,
     Trained,
     Trainer,
     Training,
@@ -70,11 +70,11 @@ from protofleet.strategies.types import (
     Score,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model, Network, Tensors
 
@@ -111,8 +111,8 @@ class FedProto(Strategy):
         name="fedproto",
         paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, "
         "arXiv:2105.00243",
-        programs=(_OBJECTIVE,),
-        travels=Travels(
+        objectives=(_OBJECTIVE,),
+        travels=WireContents(
             down=("global prototypes", "which classes have one"),
             up=("means of features by class", "registered once: number of examples of each class"),
             personal=("parameters", "buffers of the model"),
@@ -127,12 +127,12 @@ class FedProto(Strategy):
     def __init__(self, settings: FedProtoSettings, model: Model) -> None:
         super().__init__(settings, model)
         self.width = feature_width(model)
-        prototypes = TensorForm((model.num_classes, self.width))
-        present = TensorForm((model.num_classes,), "uint8")
-        self.payload = TensorForms(required={_PROTOTYPES: prototypes, _PRESENT: present})
-        self.uplink = TensorForms(required={_PROTOTYPES: prototypes})
+        prototypes = TensorSchema((model.num_classes, self.width))
+        present = TensorSchema((model.num_classes,), "uint8")
+        self.payload = TensorSchemas(required={_PROTOTYPES: prototypes, _PRESENT: present})
+        self.uplink = TensorSchemas(required={_PROTOTYPES: prototypes})
         self.carried = network_names(model)
-        self.private = PrivateForm(
+        self.private = PrivacySupport(
             baseline=lambda state: {_PROTOTYPES: state.tensors[_PROTOTYPES]},
             by_class=frozenset({_PROTOTYPES}),
         )
@@ -168,7 +168,7 @@ class FedProto(Strategy):
         self, state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
         network = self.client_model(state)
-        trained, means = self._train(network, self._fit(payload), tools)
+        trained, means = self._train(network, self._objective(payload), tools)
         scoring = self._scoring(payload, tools)
         update = Update(
             client_id=tools.client_id,
@@ -188,21 +188,23 @@ class FedProto(Strategy):
         own = np.bincount(tools.training.y, minlength=self.model.num_classes) > 0
         return {**payload.tensors, _PRESENT: payload.tensors[_PRESENT] * own.astype(np.uint8)}
 
-    def _fit(self, payload: Payload) -> Fit:
+    def _objective(self, payload: Payload) -> LocalObjective:
         inputs = {
             "prototypes": payload.tensors[_PROTOTYPES],
             "present": payload.tensors[_PRESENT].astype(np.float32),
             "weight": np.float32(self.settings.prototype_weight),
         }
-        return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
+        return LocalObjective(loss=_OBJECTIVE, inputs=lambda _rows: inputs)
 
-    def _train(self, network: Network, fit: Fit, tools: ClientTools) -> tuple[Trained, ClassRows]:
+    def _train(
+        self, network: Network, objective: LocalObjective, tools: ClientTools
+    ) -> tuple[Trained, ClassRows]:
         """Local training and the client's prototypes (eq. 3)."""
         settings, training = self.settings, tools.training
         if settings.means == "trained":
-            trained = train(network, training, settings, fit)
+            trained = train(network, training, settings, objective)
             return trained, self._means(trained.network, slice(None), tools)
-        trainer, seen = Trainer(network, training, settings, fit), _Seen()
+        trainer, seen = Trainer(network, training, settings, objective), _Seen()
 
         def step(rows: ExampleRows) -> float:
             seen.rows.append(rows)

@@ -24,8 +24,8 @@ from dataclasses import replace
 
 from protofleet.strategies.bounds import Weight
 from protofleet.strategies.methods.fedavg import FedAvg
-from protofleet.strategies.shared_model import InitialModel, SharedModel, SharedTraining
-from protofleet.strategies.training import Fit
+from protofleet.strategies.shared_model import ReceivedModel, SharedModel, SharedTraining
+from protofleet.strategies.training import LocalObjective
 from protofleet.strategies.types import ClientTools
 
 
@@ -49,6 +49,6 @@ class FedProx(SharedModel):
     )
     settings: FedProxSettings
 
-    def fit(self, received: InitialModel, _tools: ClientTools) -> Fit:
+    def objective(self, received: ReceivedModel, _tools: ClientTools) -> LocalObjective:
         """Eq. 2: half the squared distance to what was received, which training will change."""
-        return Fit(proximal=(self.settings.mu, received.network.params.copy()))
+        return LocalObjective(proximal=(self.settings.mu, received.network.params.copy()))

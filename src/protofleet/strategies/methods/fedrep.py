@@ -28,13 +28,13 @@ from protofleet.strategies.common import PARAMS, shared_layout
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Group
 from protofleet.strategies.shared_model import SharedModel, SharedTraining, finish_round, initialise
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import LocalObjective, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Payload,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model
 
@@ -62,7 +62,7 @@ class FedRep(SharedModel):
         name="fedrep",
         paper="Collins et al., Exploiting Shared Representations for Personalized Federated "
         "Learning, arXiv:2102.07078",
-        travels=Travels(
+        travels=WireContents(
             down=("body",),
             up=("body", "number of examples"),
             personal=("head", "buffers of the model"),
@@ -86,12 +86,12 @@ class FedRep(SharedModel):
             start.network,
             tools.training,
             head_training,
-            Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
+            LocalObjective(groups=[Group(names=head, optimiser=settings.optimiser)]),
         )
         trained = train(
             fitted.network,
             tools.training,
             settings,
-            Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
+            LocalObjective(groups=[Group(names=body, optimiser=settings.optimiser)]),
         )
         return finish_round(start, trained, tools, self.shared)

@@ -25,7 +25,7 @@ import numpy as np
 from protofleet.strategies.common import network_names, network_tensors
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, LearningTask
-from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
+from protofleet.strategies.training import LocalObjective, Trained, Trainer, Training, passes
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -35,9 +35,9 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    Travels,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model
 
@@ -58,8 +58,8 @@ class Local(Strategy):
     description = Description(
         name="local",
         paper="none: the baseline without federation, also called SOLO",
-        programs=(TASK_LOSS,),
-        travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
+        objectives=(TASK_LOSS,),
+        travels=WireContents(down=(), up=("number of examples",), personal=("the whole model",)),
         tasks=ALL_TASKS,
     )
     settings: LocalSettings
@@ -74,8 +74,8 @@ class Local(Strategy):
     def client_update(
         self, state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
-        settings, fit = self.settings, Fit(moments=state.tensors)
-        trainer = Trainer(self.client_model(state), tools.training, settings, fit)
+        settings, objective = self.settings, LocalObjective(moments=state.tensors)
+        trainer = Trainer(self.client_model(state), tools.training, settings, objective)
         if settings.keep_best:
             trained = _best_epoch(trainer, settings, tools, TASKS[self.model.task])
         else:

@@ -31,8 +31,8 @@ import numpy as np
 
 from protofleet.strategies.bounds import Bounds, Weight
 from protofleet.strategies.methods.fedavg import FedAvg
-from protofleet.strategies.shared_model import InitialModel, SharedModel, SharedTraining
-from protofleet.strategies.training import ExampleRows, Fit
+from protofleet.strategies.shared_model import ReceivedModel, SharedModel, SharedTraining
+from protofleet.strategies.training import ExampleRows, LocalObjective
 from protofleet.strategies.types import ClientTools
 
 
@@ -55,7 +55,7 @@ class Moon(SharedModel):
         FedAvg.description,
         name="moon",
         paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
-        programs=("moon",),
+        objectives=("moon",),
         travels=replace(
             FedAvg.description.travels, personal=("previous model", "buffers of the model")
         ),
@@ -64,10 +64,10 @@ class Moon(SharedModel):
     )
     settings: MoonSettings
 
-    def fit(self, received: InitialModel, tools: ClientTools) -> Fit:
+    def objective(self, received: ReceivedModel, tools: ClientTools) -> LocalObjective:
         """Eq. 3's constants for every example."""
         if not len(tools.training.y):
-            return Fit(objective="moon")
+            return LocalObjective(loss="moon")
         positive = negative = tools.features(received.network, tools.training.x)
         if received.state.round_id:
             negative = tools.features(self.client_model(received.state), tools.training.x)
@@ -79,4 +79,4 @@ class Moon(SharedModel):
         def inputs(rows: ExampleRows) -> Mapping[str, Any]:
             return {"positive": positive[rows], "negative": negative[rows], **scalars}
 
-        return Fit(objective="moon", inputs=inputs)
+        return LocalObjective(loss="moon", inputs=inputs)

@@ -48,7 +48,7 @@ from protofleet.strategies.shared_model import (
     finish_round,
     scored_early,
 )
-from protofleet.strategies.training import Fit, refuse_rewritten, train
+from protofleet.strategies.training import LocalObjective, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -57,8 +57,8 @@ from protofleet.strategies.types import (
     GradFn,
     Payload,
     Step,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -114,7 +114,7 @@ class PartialFed(SharedModel):
         name="partialfed",
         paper="Sun et al., PartialFed: Cross-Domain Personalized Federated Learning via Partial "
         "Initialization, NeurIPS 2021",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters (mode fix: of the loaded layers)",),
             up=("parameters (mode fix: of the loaded layers)", "number of examples"),
             personal=("own layers", "which layers to load", "buffers of the model"),
@@ -158,7 +158,7 @@ class PartialFed(SharedModel):
         copies = Group(names=mixture.copies, optimiser=settings.optimiser)
         logits = Group(names=(_DECISIONS,), optimiser=settings.decision_optimiser)
         training = replace(tools.training, grad_fns={TASK_LOSS: mixture})
-        trained = train(network, training, settings, Fit(groups=[copies, logits]))
+        trained = train(network, training, settings, LocalObjective(groups=[copies, logits]))
         params, decided = mixture.chosen(trained.network.params)
         finished = replace(trained, network=replace(trained.network, params=params))
         return finish_round(start, finished, tools, self.shared, keep={_DECISIONS: decided})

@@ -62,8 +62,8 @@ from protofleet.strategies.types import (
     Payload,
     Step,
     TrainTools,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -96,7 +96,7 @@ class PerFedAvg(SharedModel):
         name="perfedavg",
         paper="Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A "
         "Model-Agnostic Meta-Learning Approach, arXiv:2002.07948",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("adapted model", "buffers of the model"),

@@ -47,14 +47,20 @@ from protofleet.strategies.shared_model import (
     scored_early,
     shared_state,
 )
-from protofleet.strategies.training import ExampleRows, Fit, Trainer, passes, refuse_rewritten
+from protofleet.strategies.training import (
+    ExampleRows,
+    LocalObjective,
+    Trainer,
+    passes,
+    refuse_rewritten,
+)
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Evaluation,
     Payload,
-    Travels,
     Update,
+    WireContents,
 )
 from protofleet.tensors import Model, Network
 
@@ -85,7 +91,7 @@ class PFedMe(SharedModel):
         name="pfedme",
         paper="Dinh et al., Personalized Federated Learning with Moreau Envelopes, "
         "arXiv:2006.08848",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters",),
             up=("parameters", "number of examples"),
             personal=("personal model", "buffers of the model"),
@@ -109,7 +115,9 @@ class PFedMe(SharedModel):
         if scored_early(settings, payload):
             early = tools.evaluate(self.client_model(state))
         w = start.network.params.copy()
-        trainer = Trainer(start.network, tools.training, settings, Fit(proximal=(settings.lam, w)))
+        trainer = Trainer(
+            start.network, tools.training, settings, LocalObjective(proximal=(settings.lam, w))
+        )
         rate = np.float32(settings.local_lr * settings.lam)
 
         def local_round(rows: ExampleRows) -> float:

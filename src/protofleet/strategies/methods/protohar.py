@@ -59,8 +59,8 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
 )
-from protofleet.strategies.strategy import PrivateForm, Strategy
-from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.strategy import PrivacySupport, Strategy
+from protofleet.strategies.training import LocalObjective, Trained, Training, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     ClientState,
@@ -69,12 +69,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Model, Network
 
@@ -116,8 +116,8 @@ class ProtoHar(Strategy):
         name="protohar",
         paper="Cheng et al., ProtoHAR: Prototype Guided Personalized Federated Learning for Human "
         "Activity Recognition, IEEE JBHI 27(8), 2023",
-        programs=(TASK_LOSS, _OBJECTIVE),
-        travels=Travels(
+        objectives=(TASK_LOSS, _OBJECTIVE),
+        travels=WireContents(
             down=("body", "global prototypes", "which classes have one"),
             up=("body", "class means of features", "number of examples", "class counts"),
             personal=("head", "buffers of the model", "moments of the optimisers"),
@@ -133,13 +133,13 @@ class ProtoHar(Strategy):
     def __init__(self, settings: ProtoHarSettings, model: Model) -> None:
         super().__init__(settings, model)
         self.shared, self.width = shared_layout(model, settings.head), feature_width(model)
-        body = float32_forms(self.shared)
-        prototypes = TensorForm((model.num_classes, self.width))
-        present = TensorForm((model.num_classes,), "uint8")
-        self.payload = TensorForms(required={**body, _PROTOTYPES: prototypes, _PRESENT: present})
-        self.uplink = TensorForms(required={**body, _PROTOTYPES: prototypes})
+        body = float32_schemas(self.shared)
+        prototypes = TensorSchema((model.num_classes, self.width))
+        present = TensorSchema((model.num_classes,), "uint8")
+        self.payload = TensorSchemas(required={**body, _PROTOTYPES: prototypes, _PRESENT: present})
+        self.uplink = TensorSchemas(required={**body, _PROTOTYPES: prototypes})
         self.carried = frozenset(prefixed(PARAMS, model.params).keys() - self.shared.shapes.keys())
-        self.private = PrivateForm(
+        self.private = PrivacySupport(
             baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
             by_class=frozenset({_PROTOTYPES}),
         )
@@ -184,7 +184,7 @@ class ProtoHar(Strategy):
             network,
             tools.training,
             msgspec.structs.replace(settings, epochs=settings.head_epochs),
-            Fit(
+            LocalObjective(
                 groups=[Group(names=heads, optimiser=settings.head_optimiser)],
                 moments=_moments_of(state, _HEAD),
             ),
@@ -194,13 +194,13 @@ class ProtoHar(Strategy):
             "present": payload.tensors[_PRESENT].astype(np.float32),
             "weight": np.float32(settings.prototype_weight),
         }
-        fit = Fit(
-            objective=_OBJECTIVE,
+        objective = LocalObjective(
+            loss=_OBJECTIVE,
             inputs=lambda _rows: inputs,
             groups=[Group(names=bodies, optimiser=settings.optimiser)],
             moments=_moments_of(state, _BODY),
         )
-        return head, train(head.network, tools.training, settings, fit)
+        return head, train(head.network, tools.training, settings, objective)
 
     def _local_prototypes(self, network: Network, tools: ClientTools) -> NDArray[np.float32]:
         """Class means of the trained network's features; zeros for absent classes."""

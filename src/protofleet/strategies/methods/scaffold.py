@@ -35,8 +35,8 @@ from protofleet.strategies.shared_model import (
     finish_round,
     initialise,
 )
-from protofleet.strategies.training import Fit, mean_gradient, refuse_rewritten, train
-from protofleet.strategies.types import ClientState, ClientTools, Payload, Travels, Update
+from protofleet.strategies.training import LocalObjective, mean_gradient, refuse_rewritten, train
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Update, WireContents
 from protofleet.tensors import Model, TensorMap
 
 _CONTROL = "control/"
@@ -80,7 +80,7 @@ class Scaffold(SharedModel):
         FedAvg.description,
         name="scaffold",
         paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv:1910.06378",
-        travels=Travels(
+        travels=WireContents(
             down=("parameters", "control variate"),
             up=("parameters", "change of the client's control variate", "number of examples"),
             personal=("control variate", "buffers of the model"),
@@ -100,8 +100,8 @@ class Scaffold(SharedModel):
         settings, layout = self.settings, self.model.params.layout
         start = initialise(settings, self.receive(state, payload), tools)
         c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
-        fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
-        trained = train(start.network.copy(), tools.training, settings, fit)
+        objective = LocalObjective(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
+        trained = train(start.network.copy(), tools.training, settings, objective)
         new = own.copy()  # Line 12
         if settings.option == "I" and tools.training.can_train:
             new = mean_gradient(start.network, tools.training, settings)

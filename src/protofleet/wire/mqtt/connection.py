@@ -83,7 +83,7 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class MqttMessage:
     """A message arrived; ``retained`` if it is older than our subscription."""
 
     topic: str
@@ -96,7 +96,7 @@ class Drained:
     """There is room again for chunks (``Link.room``)."""
 
 
-ConnectionEvent = Connected | Delivery | Drained | Refusal
+ConnectionEvent = Connected | MqttMessage | Drained | Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +384,7 @@ class Connection:
 
     def _on_delivery(self, topic: str, payload: bytes, retained: bool) -> None:  # noqa: FBT001 - as called
         self._counters.payload_down += len(payload)
-        event = Delivery(topic, payload, retained)
+        event = MqttMessage(topic, payload, retained)
         if self._opened_at is None:
             self._early.append(event)
         else:

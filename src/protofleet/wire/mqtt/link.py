@@ -19,10 +19,10 @@ from protofleet.wire.mqtt.connection import (
     Connected,
     Connection,
     ConnectionEvent,
-    Delivery,
     Drained,
     Ending,
     LinkOptions,
+    MqttMessage,
     Will,
 )
 from protofleet.wire.mqtt.mqtt_client import Counters
@@ -37,13 +37,13 @@ from protofleet.wire.transfers.chunks import (
 
 __all__ = [
     "Connected",
-    "Delivery",
     "Disconnected",
     "Drained",
     "Hindered",
     "Link",
     "LinkEvent",
     "LinkOptions",
+    "MqttMessage",
     "Traffic",
     "Will",
     "Woken",
@@ -84,7 +84,7 @@ class Woken:
     """``Link.wake`` was called."""
 
 
-LinkEvent = Connected | Disconnected | Delivery | Drained | Hindered | Woken
+LinkEvent = Connected | Disconnected | MqttMessage | Drained | Hindered | Woken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@
 
 import { InputError, ProvisionError, RefusedError } from "../errors.ts";
 import { largestBlob } from "../federation/coding.ts";
-import type { Strategy, TensorForms } from "../strategies/types.ts";
+import type { Strategy, TensorSchemas } from "../strategies/types.ts";
 import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
-import type { Binding } from "./journal.ts";
+import type { StoreBinding } from "./journal.ts";
 
 /** What a federation may have, and a device believes; a final fit has the round behind the last. */
 export const MOST_ROUNDS = 2 ** 31 - 1;
@@ -19,12 +19,12 @@ export type BuildStrategy = (name: string, settings: Task["settings"]) => Strate
 
 /** The run that this device has been told of, and what may be asked of it there. */
 export class AnnouncedRun {
-  readonly #binding: Binding;
+  readonly #binding: StoreBinding;
   readonly #build: BuildStrategy;
   #announced: Announcement | null = null;
   #built: { readonly key: string; readonly strategy: Strategy } | null = null;
 
-  constructor(binding: Binding, build: BuildStrategy) {
+  constructor(binding: StoreBinding, build: BuildStrategy) {
     this.#binding = binding;
     this.#build = build;
   }
@@ -79,7 +79,7 @@ export function checkEpoch(record: Announcement | Task, announced: Announcement)
 }
 
 /** Refuses what is not of the federation and bundle that the device is bound to. */
-export function checkBinding(binding: Binding, announcement: Announcement): void {
+export function checkBinding(binding: StoreBinding, announcement: Announcement): void {
   checkFederation(binding, announcement.federation);
   const rules = [
     ["bundle", "bundle", binding.bundle, announcement.bundle],
@@ -96,7 +96,7 @@ export function checkBinding(binding: Binding, announcement: Announcement): void
   }
 }
 
-function checkFederation(binding: Binding, theirs: string): void {
+function checkFederation(binding: StoreBinding, theirs: string): void {
   if (theirs !== binding.federation) {
     throw new RefusedError(
       "federation",
@@ -185,7 +185,7 @@ function checkTrain(task: Task, announced: Announcement): void {
 }
 
 /** Refuses, by rule `blob-size` or `raw-bytes`, more than payloads can need. */
-export function checkOffer(offer: TransferOffer, forms: TensorForms): void {
+export function checkOffer(offer: TransferOffer, forms: TensorSchemas): void {
   const most = largestBlob(forms);
   const sizes = { "blob-size": offer.total_bytes, "raw-bytes": offer.raw_bytes };
   for (const [rule, size] of Object.entries(sizes)) {

@@ -57,9 +57,9 @@ export interface EnrolmentLink {
 export type EnrolmentEvent =
   | { readonly kind: "connected" | "drained" | "woken" }
   | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean; readonly forbidden?: boolean }
-  | Delivery;
+  | MqttMessage;
 
-interface Delivery {
+interface MqttMessage {
   readonly kind: "delivery";
   readonly payload: Uint8Array;
   readonly retained: boolean;
@@ -297,7 +297,7 @@ class Enrolling {
   }
 
   /** The answer to this request; what is none was sent by anybody, and is passed over. */
-  #answerIn(delivery: Delivery, asked: Asked): EnrolmentAnswer | null {
+  #answerIn(delivery: MqttMessage, asked: Asked): EnrolmentAnswer | null {
     const answer = anAnswer(delivery.payload);
     if (answer === null || delivery.retained || answer.answers !== asked.request.nonce) return null;
     this.#compareClocks(answer);

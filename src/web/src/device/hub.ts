@@ -4,7 +4,7 @@ import { type Bundle, checkBundleSize, openBundle } from "../bundle/bundle.ts";
 import { ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { HUB, STORE } from "../texts.ts";
 import type { Announcement } from "../wire/messages.ts";
-import type { Binding } from "./journal.ts";
+import type { StoreBinding } from "./journal.ts";
 
 /** What the hub says of its federation; with keys only a certified announcement counts. */
 export interface FederationInfo {
@@ -17,7 +17,7 @@ export interface FederationInfo {
 export interface Adopted {
   readonly bundle: Bundle;
   readonly bytes: Uint8Array;
-  readonly binding: Binding;
+  readonly binding: StoreBinding;
 }
 
 export async function fetchFederation(origin: string): Promise<FederationInfo> {
@@ -55,7 +55,7 @@ export async function adoptBundle(
 }
 
 /** The bundle that the store has kept. */
-export async function openKept(bytes: Uint8Array, { bundle: digest, signer }: Binding): Promise<Bundle> {
+export async function openKept(bytes: Uint8Array, { bundle: digest, signer }: StoreBinding): Promise<Bundle> {
   const bundle = await openBundle(bytes, { trusted: [signer] });
   if (bundle.digest === digest) return bundle;
   throw new ProvisionError(STORE.otherBundle);

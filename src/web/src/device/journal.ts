@@ -37,7 +37,7 @@ export interface StoredPayload {
 }
 
 /** An update in the outbox, and the state that becomes the device's own when it is delivered. */
-export interface Pending {
+export interface PendingUpdate {
   readonly roundId: number;
   readonly update: StoredBlob;
   readonly state: StoredState;
@@ -55,7 +55,7 @@ export interface SentUpdate {
 }
 
 /** What a store belongs to; its state means nothing elsewhere. `signer`: of its bundles, hex. */
-export interface Binding {
+export interface StoreBinding {
   readonly federation: string;
   readonly bundle: string;
   readonly layoutHash: string;
@@ -64,7 +64,7 @@ export interface Binding {
 
 /** A state that a delivered round has made, and what it means something to. */
 export interface PersonalState {
-  readonly binding: Binding;
+  readonly binding: StoreBinding;
   readonly bundle: StoredBlob;
   readonly strategy: string;
   readonly settings: Readonly<Record<string, unknown>>;
@@ -83,14 +83,14 @@ export interface PersonalState {
  */
 export interface Journal {
   readonly format: 2;
-  readonly binding: Binding | null;
+  readonly binding: StoreBinding | null;
   /** The bundle's single file. */
   readonly bundle: StoredBlob | null;
   readonly strategy: string;
   readonly settings: Readonly<Record<string, unknown>>;
   readonly state: StoredState | null;
   readonly received: StoredPayload | null;
-  readonly pending: Pending | null;
+  readonly pending: PendingUpdate | null;
   readonly delivered: SentUpdate | null;
   readonly payloads: readonly StoredBlob[];
   readonly former: PersonalState | null;

@@ -3,7 +3,7 @@
 import type { Announcement, CalibrationAnswer, Heartbeat, Presence } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
 import type { DevicePhase } from "./decide.ts";
-import type { Binding } from "./journal.ts";
+import type { StoreBinding } from "./journal.ts";
 import type { ByteTotals } from "./store.ts";
 
 /** After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection. */
@@ -23,7 +23,7 @@ export interface Identity {
   readonly deviceId: string;
   /** Drawn anew by every process. */
   readonly bootId: string;
-  readonly binding: Binding;
+  readonly binding: StoreBinding;
   /** Of the bundle. */
   readonly sequence: number;
   /** Names of the strategies that this client has. */

@@ -16,12 +16,12 @@ import { encode } from "../tensors/safetensors.ts";
 import { STORE } from "../texts.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
-  type Binding,
+  type StoreBinding,
   EMPTY_JOURNAL,
   inUse,
   type Journal,
   keptBlobs,
-  type Pending,
+  type PendingUpdate,
   type StoredBlob,
   type StoredPayload,
   type StoredState,
@@ -71,7 +71,7 @@ interface Facts {
   totals: ByteTotals;
   history: readonly RoundFigures[];
   /** Names and bytes of what the last update held. */
-  sent: Pending["sent"];
+  sent: PendingUpdate["sent"];
   policy: Policy;
   /** What the owner wants: to take part, to pause, or to have left. */
   wish: "take-part" | "pause" | "left";
@@ -148,7 +148,7 @@ export class Store {
     return this.#facts.history;
   }
 
-  get sent(): Pending["sent"] {
+  get sent(): PendingUpdate["sent"] {
     return this.#facts.sent;
   }
 
@@ -217,7 +217,7 @@ export class Store {
   }
 
   /** Refuses, rule `untrusted`, another signer's bundle; raises ProvisionError for an older one. */
-  checkBundle(binding: Binding, manifest: { readonly name: string; readonly sequence: number; readonly replaces_up_to: number }): void {
+  checkBundle(binding: StoreBinding, manifest: { readonly name: string; readonly sequence: number; readonly replaces_up_to: number }): void {
     const bound = this.journal.binding;
     if (bound === null) return;
     if (bound.signer !== binding.signer) {
@@ -238,7 +238,7 @@ export class Store {
    * What is on its way in either direction, residuals and baselines belong to the bundle before and go. The model in
    * use stays in use until a round counts with the new bundle; back at that one's bundle before, all is as it was.
    */
-  async commitBundle(binding: Binding, file: Uint8Array, sequence: number, move: PlannedMove | null = null): Promise<void> {
+  async commitBundle(binding: StoreBinding, file: Uint8Array, sequence: number, move: PlannedMove | null = null): Promise<void> {
     const { strategy, settings, former, sequence: newest } = this.journal;
     const also = { facts: { moved: move?.told ?? null }, more: [{ table: "parts", clear: true }] as const };
     const empty = { ...EMPTY_JOURNAL, sequence: Math.max(newest, sequence) };
@@ -300,7 +300,7 @@ export class Store {
     const [residual, rest] = trained.residual.size > 0 ? await hashed(encode(trained.residual)) : [null, []];
     const state: StoredState = { roundId, transferId, blob, residual, evidence: trained.evidence };
     const sent = [...trained.update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength }));
-    const pending: Pending = { roundId, update, state, coding: trained.coding, figures, sent };
+    const pending: PendingUpdate = { roundId, update, state, coding: trained.coding, figures, sent };
     await this.#commit({ ...this.journal, received: null, pending }, { blobs: new Map([...blobs, ...more, ...rest]) });
   }
 

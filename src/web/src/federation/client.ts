@@ -5,7 +5,7 @@
 import { DivergedError } from "../errors.ts";
 import { workOf } from "../strategies/index.ts";
 import { checkTensors } from "../strategies/types.ts";
-import type { ClientState, Model, Payload, Strategy, TensorForms, Update } from "../strategies/types.ts";
+import type { ClientState, Model, Payload, Strategy, TensorSchemas, Update } from "../strategies/types.ts";
 import { checkFinite, decode } from "../tensors/safetensors.ts";
 import type { Tensors } from "../tensors/tensors.ts";
 import { DEVICE } from "../texts.ts";
@@ -82,7 +82,7 @@ export function orderOf(task: Task): RoundConfig {
 /** What a payload is decoded with; `earlier` gives the raw blob of an earlier one by its reference. */
 export interface PayloadContext {
   readonly model: Model;
-  readonly forms: TensorForms;
+  readonly forms: TensorSchemas;
   readonly earlier: (reference: string) => Promise<Uint8Array>;
 }
 
@@ -102,7 +102,7 @@ export async function receivePayload(
 }
 
 /** A payload from its raw blob; throws RefusedError: not a blob, other tensors, or not finite. */
-export function openPayload(raw: Uint8Array, order: RoundConfig, forms: TensorForms): ReceivedPayload {
+export function openPayload(raw: Uint8Array, order: RoundConfig, forms: TensorSchemas): ReceivedPayload {
   const { tensors } = decode(raw, raw.length);
   checkTensors(forms, tensors);
   checkFinite(tensors);

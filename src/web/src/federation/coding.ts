@@ -8,7 +8,7 @@
 
 import { sha256Hex } from "../hash.ts";
 import { networkTensors, PARAMS } from "../strategies/common.ts";
-import { checkTensors, type Model, type TensorForm, type TensorForms } from "../strategies/types.ts";
+import { checkTensors, type Model, type TensorSchema, type TensorSchemas } from "../strategies/types.ts";
 import { decode, itemBytes, MAX_HEADER_BYTES } from "../tensors/safetensors.ts";
 import { sizeOf, type Tensors } from "../tensors/tensors.ts";
 import { type Coding, toRaw } from "../wire/codecs.ts";
@@ -17,13 +17,13 @@ import { type Coding, toRaw } from "../wire/codecs.ts";
 export const MOST_RECORD_CHARS = MAX_HEADER_BYTES / 2;
 
 /** Bytes of the largest blob of such tensors, in any codec, with its header and record. */
-export function largestBlob({ required, optional }: TensorForms): number {
+export function largestBlob({ required, optional }: TensorSchemas): number {
   const forms = [...required.values(), ...optional.values()];
   const bytes = forms.reduce((sum, form) => sum + mostBytes(form), 0);
   return Math.ceil(1.1 * bytes) + MAX_HEADER_BYTES;
 }
 
-function mostBytes({ shape, dtype, most }: TensorForm): number {
+function mostBytes({ shape, dtype, most }: TensorSchema): number {
   return sizeOf(shape.map((axis) => axis ?? most)) * itemBytes(dtype);
 }
 
@@ -42,7 +42,7 @@ export async function decodePayload(
   blob: Uint8Array,
   coding: Coding,
   model: Model,
-  forms: TensorForms,
+  forms: TensorSchemas,
   earlier: (reference: string) => Promise<Uint8Array>,
 ): Promise<Uint8Array> {
   if (coding.codec === "raw") return blob;

@@ -14,7 +14,7 @@ import { checkNames, numbersOf, tensorOf } from "./common.ts";
 import { initials, kinds, MOST, MOST_LR, MOST_PASSES, optional, readRecord, real, whole } from "./settings.ts";
 import type { Field, Settings } from "./settings.ts";
 import { programOf, spans } from "./training.ts";
-import type { ExampleRows, Fit } from "./training.ts";
+import type { ExampleRows, LocalObjective } from "./training.ts";
 import { TASK_LOSS } from "./types.ts";
 import type { Step, TrainTools } from "./types.ts";
 
@@ -50,7 +50,7 @@ export const ALWAYS_LOCAL_INIT: Field<Ala | null> = KINDS;
 export interface Probe {
   readonly tools: TrainTools;
   readonly batchSize: number;
-  readonly fit: Fit;
+  readonly fit: LocalObjective;
 }
 
 /** A model made of a client's own and the received one, in memory of its own, and the weights by tensors' names. */

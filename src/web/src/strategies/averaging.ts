@@ -15,9 +15,9 @@ import {
 } from "./common.ts";
 import { choice } from "./settings.ts";
 import type { Settings } from "./settings.ts";
-import type { Fit, Trained } from "./training.ts";
+import type { LocalObjective, Trained } from "./training.ts";
 import { TRAINING } from "./training_settings.ts";
-import { float32Forms } from "./types.ts";
+import { float32Schemas } from "./types.ts";
 import type {
   ClientState, ClientTools, Evaluation, Model, Payload, Strategy, Update,
 } from "./types.ts";
@@ -50,7 +50,7 @@ export interface AveragingContext<S extends SharedTraining = SharedTraining> {
 }
 
 /** A client's model at the start of its local training; training takes the network over. */
-export interface InitialModel {
+export interface ReceivedModel {
   readonly state: ClientState;
   readonly payload: Payload;
   readonly network: Network;
@@ -86,13 +86,13 @@ export function averaging<S extends SharedTraining>(
 ): Strategy {
   const { name, programs, settings, model, shared, extra = NOTHING } = context;
   const own = TensorMap.zeros(extra);
-  const payload = { required: float32Forms(downLayout(context)), optional: new Map() };
+  const payload = { required: float32Schemas(downLayout(context)), optional: new Map() };
   return {
     name,
     programs,
     classCounts: false,
     payload,
-    uplink: { required: new Map([...float32Forms(shared), ...float32Forms(extra, CHANGE)]), optional: new Map() },
+    uplink: { required: new Map([...float32Schemas(shared), ...float32Schemas(extra, CHANGE)]), optional: new Map() },
     batchSizes: new Map([["batch_size", settings.batchSize]]),
     carried: personalNames(model, shared),
     initialPayload: () => initialPayload(model, payload),
@@ -109,14 +109,14 @@ function downLayout({ shared, extra = NOTHING }: AveragingContext): Layout {
 }
 
 /** The client's model with the received tensors in the place of its own. */
-export function receive(context: AveragingContext, state: ClientState, payload: Payload): InitialModel {
+export function receive(context: AveragingContext, state: ClientState, payload: Payload): ReceivedModel {
   checkNames(payload.tensors, downLayout(context));
   const network = unpackNetwork(merged(state.tensors, payload.tensors), context.model);
   return startOf(context.model, state, payload, network);
 }
 
 /** A model with which nothing has been done yet. */
-export function startOf(model: Model, state: ClientState, payload: Payload, network: Network): InitialModel {
+export function startOf(model: Model, state: ClientState, payload: Payload, network: Network): ReceivedModel {
   return { state, payload, network, head: model.head, alaWeights: new Map(), evaluation: null };
 }
 
@@ -128,10 +128,10 @@ export function startOf(model: Model, state: ClientState, payload: Payload, netw
  */
 export async function localInit(
   settings: SharedTraining,
-  start: InitialModel,
+  start: ReceivedModel,
   tools: ClientTools,
-  fit: Fit = {},
-): Promise<InitialModel> {
+  fit: LocalObjective = {},
+): Promise<ReceivedModel> {
   const ala = settings.localInit;
   if (ala === null) return start;
   const { state, payload, network } = start;
@@ -147,7 +147,7 @@ export async function localInit(
 }
 
 /** The client's own tensors of those that it received, by the names of parameters, the head's last. */
-function ownShared({ state, payload, network, head }: InitialModel): Tensors {
+function ownShared({ state, payload, network, head }: ReceivedModel): Tensors {
   const shared = network.params.layout.names.filter((name) => payload.tensors.has(PARAMS + name));
   const ordered = [...shared.filter((name) => !head.includes(name)), ...shared.filter((name) => head.includes(name))];
   return new Map(ordered.map((name) => [name, tensorOf(state.tensors, PARAMS + name)]));
@@ -160,10 +160,10 @@ function equal(one: Float32Array, other: Float32Array): boolean {
 /** `localInit`, and the early score of the outcome if the settings ask for one. */
 export async function initialise(
   settings: SharedTraining,
-  received: InitialModel,
+  received: ReceivedModel,
   tools: ClientTools,
-  fit: Fit = {},
-): Promise<InitialModel> {
+  fit: LocalObjective = {},
+): Promise<ReceivedModel> {
   const start = await localInit(settings, received, tools, fit);
   if (!scoredEarly(settings, start.payload)) return start;
   return { ...start, evaluation: await tools.evaluate(start.network) };
@@ -182,7 +182,7 @@ export interface Beside {
 
 /** What the device keeps, and the update with the tensors of `shared`; scores what was not scored early. */
 export async function finishRound(
-  start: InitialModel,
+  start: ReceivedModel,
   trained: Trained,
   tools: ClientTools,
   shared: Layout,

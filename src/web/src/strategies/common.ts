@@ -8,7 +8,7 @@
 import { InputError } from "../errors.ts";
 import { float32, Layout, sameShape, sizeOf, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
-import type { ClientState, ClientTools, Evaluation, Model, Payload, TensorForm, TensorForms, Update } from "./types.ts";
+import type { ClientState, ClientTools, Evaluation, Model, Payload, TensorSchema, TensorSchemas, Update } from "./types.ts";
 
 export const PARAMS = "params/";
 export const BUFFERS = "state/";
@@ -127,12 +127,12 @@ export function networkTensors({ params, buffers }: Network): Map<string, Tensor
 }
 
 /** A first payload of such forms: the model's own values, and zeros of what is not the model's. */
-export function initialPayload({ network }: Model, { required }: TensorForms): Tensors {
+export function initialPayload({ network }: Model, { required }: TensorSchemas): Tensors {
   const own = networkTensors(network);
   return new Map([...required].map(([name, form]) => [name, own.get(name) ?? zerosOf(form)]));
 }
 
-function zerosOf({ dtype, shape }: TensorForm): Tensor {
+function zerosOf({ dtype, shape }: TensorSchema): Tensor {
   const fixed = shape.map((axis) => axis ?? 0);
   if (dtype === "float32") return float32(fixed, new Float32Array(sizeOf(fixed)));
   if (dtype === "uint8") return { dtype, shape: fixed, data: new Uint8Array(sizeOf(fixed)) };

@@ -9,14 +9,14 @@ import { InputError } from "../errors.ts";
 import { Layout, sameShape } from "../tensors/tensors.ts";
 import type { TensorMap } from "../tensors/tensors.ts";
 import { finishRound, initialise, SHARED_TRAINING, startOf } from "./averaging.ts";
-import type { InitialModel } from "./averaging.ts";
+import type { ReceivedModel } from "./averaging.ts";
 import {
   BUFFERS, clientInit, clientModel, initialPayload, listed, numbersOf, PARAMS, tensorOf, unpack, wholeLayout,
 } from "./common.ts";
 import { choice, flag, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
-import { float32Forms, TASK_LOSS } from "./types.ts";
+import { float32Schemas, TASK_LOSS } from "./types.ts";
 import type { ClientState, ClientTools, Factory, Model, Payload, Update } from "./types.ts";
 
 const NAME = "fedali";
@@ -49,13 +49,13 @@ export const build: Factory = (settings, model) => {
   const chosen = parseSettings(NAME, settings, SETTINGS);
   const { layers, betas } = alignment(model);
   const context = { settings: chosen, model, layers, betas, uplink: withPrototypes(model, layers, LOCAL) };
-  const payload = { required: float32Forms(withPrototypes(model, layers, GLOBAL)), optional: new Map() };
+  const payload = { required: float32Schemas(withPrototypes(model, layers, GLOBAL)), optional: new Map() };
   return {
     name: NAME,
     programs: [TASK_LOSS],
     classCounts: false,
     payload,
-    uplink: { required: float32Forms(context.uplink), optional: new Map() },
+    uplink: { required: float32Schemas(context.uplink), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
     carried: new Set(),
     initialPayload: () => initialPayload(model, payload),
@@ -104,7 +104,7 @@ async function clientUpdate(
 }
 
 /** The client's model with the received tensors in the place of its own. */
-function arrived(context: Context, state: ClientState, payload: Payload): InitialModel {
+function arrived(context: Context, state: ClientState, payload: Payload): ReceivedModel {
   const params = unpack(payload.tensors, PARAMS, context.model.network.params.layout);
   return startOf(context.model, state, payload, { params, buffers: buffersOf(context, state, payload) });
 }

@@ -14,9 +14,9 @@ import {
 import { choice, MOST_LR, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
-import type { Fit } from "./training.ts";
+import type { LocalObjective } from "./training.ts";
 import { adam, optimiser, sgd, TRAINING } from "./training_settings.ts";
-import type { ClientState, ClientTools, Factory, Model, Payload, TensorForm, Update } from "./types.ts";
+import type { ClientState, ClientTools, Factory, Model, Payload, TensorSchema, Update } from "./types.ts";
 
 const NAME = "fedhp";
 const HEAD = "prototypes";
@@ -52,7 +52,7 @@ export const build: Factory = (settings, model) => {
   const chosen = parseSettings(NAME, settings, SETTINGS);
   const context = { settings: chosen, model, head: prototypesOf(model) };
   const { shape } = model.network.params.layout.span(context.head);
-  const form: TensorForm = { shape, dtype: "float32", most: 0 };
+  const form: TensorSchema = { shape, dtype: "float32", most: 0 };
   const prototypes = new Map([[PARAMS + context.head, form]]);
   return {
     name: NAME,
@@ -108,7 +108,7 @@ function anchorsOf({ head }: Context, state: ClientState, payload: Payload): Ten
   return payload.tensors.get(ANCHORS) ?? state.tensors.get(ANCHORS) ?? null;
 }
 
-function fit({ settings, model, head }: Context, state: ClientState, anchors: Tensor): Fit {
+function fit({ settings, model, head }: Context, state: ClientState, anchors: Tensor): LocalObjective {
   const classes = settings.regulariser === "mean" ? model.numClasses : 1;
   const inputs = new Map([[ANCHORS, anchors], ["weight", scalar(settings.anchorWeight / classes)]]);
   const backbone = model.network.params.layout.names.filter((name) => name !== head);

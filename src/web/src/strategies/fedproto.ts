@@ -11,7 +11,7 @@ import type { SeenBatch } from "./prototypes.ts";
 import { choice, parseSettings, real } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { passes, train, Trainer } from "./training.ts";
-import type { Fit, Trained } from "./training.ts";
+import type { LocalObjective, Trained } from "./training.ts";
 import { TRAINING } from "./training_settings.ts";
 import type { ClientState, ClientTools, Factory, Model, Payload, Score, Update } from "./types.ts";
 
@@ -87,7 +87,7 @@ async function clientUpdate(
 async function trainedWithMeans(
   { model, settings }: Context,
   network: Network,
-  fit: Fit,
+  fit: LocalObjective,
   tools: ClientTools,
 ): Promise<readonly [Trained, Tensor]> {
   const { training } = tools;

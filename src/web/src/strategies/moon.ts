@@ -3,12 +3,12 @@
 import { rowsOf } from "../tensors/tensors.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 import { averaging, finishRound, initialise, receive, SHARED_TRAINING, shareAll } from "./averaging.ts";
-import type { AveragingContext, InitialModel } from "./averaging.ts";
+import type { AveragingContext, ReceivedModel } from "./averaging.ts";
 import { clientModel, numExamples, scalar } from "./common.ts";
 import { parseSettings, real } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
-import type { Fit } from "./training.ts";
+import type { LocalObjective } from "./training.ts";
 import type { ClientState, ClientTools, Factory, Payload, Update } from "./types.ts";
 
 const NAME = "moon";
@@ -46,9 +46,9 @@ async function clientUpdate(
 /** Eq. 3's constants for every example. */
 async function contrast(
   { settings, model }: Context,
-  { network, state }: InitialModel,
+  { network, state }: ReceivedModel,
   tools: ClientTools,
-): Promise<Fit> {
+): Promise<LocalObjective> {
   if (numExamples(tools) === 0) return { objective: OBJECTIVE };
   const { x } = tools.training;
   const positive = await tools.features(network, x);

@@ -11,7 +11,7 @@ import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
 import type { Trained } from "./training.ts";
 import { optimiser, sgd, TRAINING } from "./training_settings.ts";
-import { float32Forms, TASK_LOSS } from "./types.ts";
+import { float32Schemas, TASK_LOSS } from "./types.ts";
 import type { ClientState, ClientTools, Factory, Model, Payload, Update } from "./types.ts";
 
 const NAME = "protohar";
@@ -46,7 +46,7 @@ export const build: Factory = (settings, model) => {
   const chosen = parseSettings(NAME, settings, SETTINGS);
   const shared = sharedLayout(model, chosen.head);
   const context = { settings: chosen, model, shared };
-  const body = float32Forms(shared);
+  const body = float32Schemas(shared);
   const payload = { required: new Map([...body, ...prototypeForms(model)]), optional: new Map() };
   return {
     name: NAME,

@@ -4,14 +4,14 @@ import { InputError } from "../errors.ts";
 import { float32, rowsOf } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import { numbersOf, numExamples, scalar, tensorOf } from "./common.ts";
-import type { Batch, ClientTools, Model, Score, TensorForm } from "./types.ts";
+import type { Batch, ClientTools, Model, Score, TensorSchema } from "./types.ts";
 
 /** Name of the prototypes where they travel, and of the flags that say which classes have one. */
 export const PROTOTYPES = "prototypes";
 export const PRESENT = "present";
 
 /** Forms of global prototypes (C, d) and of the flags beside them, by name. */
-export function prototypeForms(model: Model): Map<string, TensorForm> {
+export function prototypeForms(model: Model): Map<string, TensorSchema> {
   const classes = model.numClasses;
   return new Map([
     [PROTOTYPES, { shape: [classes, featureWidth(model)], dtype: "float32", most: 0 }],
@@ -20,7 +20,7 @@ export function prototypeForms(model: Model): Map<string, TensorForm> {
 }
 
 /** The form of a client's own prototypes, by name. */
-export function ownPrototypeForms(model: Model): Map<string, TensorForm> {
+export function ownPrototypeForms(model: Model): Map<string, TensorSchema> {
   return new Map([...prototypeForms(model)].filter(([name]) => name === PROTOTYPES));
 }
 

@@ -16,7 +16,7 @@ export type ExampleRows = Int32Array;
 const REWRITTEN = "_rewritten";
 
 /** What a strategy changes about a training step. */
-export interface Fit {
+export interface LocalObjective {
   /** The training program; the task's own loss unless the method has another. */
   readonly objective?: string;
   /** The objective's further inputs for the examples of these numbers. */
@@ -46,7 +46,7 @@ export interface Trained {
  * its buffers. Who needs it as it was passes a copy.
  */
 export class Trainer {
-  readonly #fit: Fit;
+  readonly #fit: LocalObjective;
   readonly #tools: TrainTools;
   readonly #clipNorm: number | null;
   readonly #optimiser: Optimiser;
@@ -57,7 +57,7 @@ export class Trainer {
   #buffers: TensorMap;
   #steps = 0;
 
-  constructor(network: Network, tools: TrainTools, training: Training, fit: Fit = {}) {
+  constructor(network: Network, tools: TrainTools, training: Training, fit: LocalObjective = {}) {
     const groups = fit.groups?.length ? fit.groups : [{ optimiser: training.optimiser }];
     this.#fit = fit;
     this.#tools = tools;
@@ -123,7 +123,7 @@ export async function train(
   network: Network,
   tools: TrainTools,
   training: Training,
-  fit: Fit = {},
+  fit: LocalObjective = {},
 ): Promise<Trained> {
   const trainer = new Trainer(network, tools, training, fit);
   return trainer.trained(await passes((rows) => trainer.step(rows), tools, training));

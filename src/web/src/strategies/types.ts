@@ -51,16 +51,16 @@ export interface Update {
 }
 
 /** Shape and dtype of a tensor that travels; a null first axis is free up to `most`. */
-export interface TensorForm {
+export interface TensorSchema {
   readonly shape: readonly (number | null)[];
   readonly dtype: Tensor["dtype"];
   readonly most: number;
 }
 
 /** What a payload or an update holds: `required` always, of `optional` all or none. */
-export interface TensorForms {
-  readonly required: ReadonlyMap<string, TensorForm>;
-  readonly optional: ReadonlyMap<string, TensorForm>;
+export interface TensorSchemas {
+  readonly required: ReadonlyMap<string, TensorSchema>;
+  readonly optional: ReadonlyMap<string, TensorSchema>;
 }
 
 /** One call of a training program; both maps are the runtime's and overwritten by the next call. */
@@ -121,8 +121,8 @@ export interface Strategy {
   readonly programs: readonly string[];
   /** Whether the device registers its class counts. */
   readonly classCounts: boolean;
-  readonly payload: TensorForms;
-  readonly uplink: TensorForms;
+  readonly payload: TensorSchemas;
+  readonly uplink: TensorSchemas;
   /** Smallest batch that its settings ask for, to be compared with the programs' `min_batch`. */
   readonly batchSizes: ReadonlyMap<string, number>;
   /**
@@ -148,14 +148,14 @@ export interface Strategy {
 export type Factory = (settings: Readonly<Record<string, unknown>>, model: Model) => Strategy;
 
 /** Forms of the tensors of a layout, by name. */
-export function float32Forms(layout: Layout, prefix = ""): Map<string, TensorForm> {
+export function float32Schemas(layout: Layout, prefix = ""): Map<string, TensorSchema> {
   return new Map(
     layout.spans.map(({ name, shape }) => [prefix + name, { shape, dtype: "float32", most: 0 }]),
   );
 }
 
 /** Refuses, by rule `layout`, tensors that are not what may travel; reads no number of them. */
-export function checkTensors(forms: TensorForms, tensors: Tensors): void {
+export function checkTensors(forms: TensorSchemas, tensors: Tensors): void {
   const { required, optional } = forms;
   for (const name of tensors.keys()) {
     if (!required.has(name) && !optional.has(name)) {
@@ -172,7 +172,7 @@ export function checkTensors(forms: TensorForms, tensors: Tensors): void {
   }
 }
 
-function fits(form: TensorForm, got: Tensor): boolean {
+function fits(form: TensorSchema, got: Tensor): boolean {
   return (
     got.dtype === form.dtype &&
     got.shape.length === form.shape.length &&
@@ -180,7 +180,7 @@ function fits(form: TensorForm, got: Tensor): boolean {
   );
 }
 
-function described({ shape, dtype, most }: TensorForm): string {
+function described({ shape, dtype, most }: TensorSchema): string {
   const free = shape.includes(null) ? ` with n <= ${most}` : "";
   return `[${shape.map((axis) => axis ?? "n").join(", ")}] ${dtype}${free}`;
 }

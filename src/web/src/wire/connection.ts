@@ -76,7 +76,7 @@ export interface Connected {
 }
 
 /** A message arrived; `retained` if it is older than our subscription. */
-export interface Delivery {
+export interface MqttMessage {
   readonly kind: "delivery";
   readonly topic: string;
   readonly payload: Uint8Array;
@@ -88,7 +88,7 @@ export interface Drained {
   readonly kind: "drained";
 }
 
-export type ConnectionEvent = Connected | Delivery | Drained;
+export type ConnectionEvent = Connected | MqttMessage | Drained;
 
 /** Bytes over all connections of a link; `socket…` with the WebSocket's frames, before TLS. */
 export interface Counters {
@@ -138,7 +138,7 @@ export class Connection {
   #inFlightMax = IN_FLIGHT_MAX;
   #inFlight = 0;
   readonly #backlog: Outgoing[] = [];
-  #early: Delivery[] = [];
+  #early: MqttMessage[] = [];
   #greeted = false;
   #away = false;
   #openedAt: number | null = null;
@@ -293,7 +293,7 @@ export class Connection {
     if (this.#over) return;
     this.counters.payloadDown += buffer.length;
     const payload = new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.length);
-    const delivery: Delivery = { kind: "delivery", topic, payload, retained: retain };
+    const delivery: MqttMessage = { kind: "delivery", topic, payload, retained: retain };
     if (this.#openedAt === null) this.#early.push(delivery);
     else this.sink.put(delivery);
   }

@@ -17,7 +17,7 @@
 
 import { RefusedError } from "../errors.ts";
 import type { Coding } from "./codecs.ts";
-import type { Broker, Connected, Delivery } from "./connection.ts";
+import type { Broker, Connected, MqttMessage } from "./connection.ts";
 import { type Disconnected, Link, type LinkEvent, type Traffic } from "./link.ts";
 import type { Announcement, Heartbeat, Presence, Task, TransferOffer } from "./messages.ts";
 import type { PartialBlobs } from "./partial_blobs.ts";
@@ -205,7 +205,7 @@ export class DeviceEndpoint {
     }
   }
 
-  async #deliver(delivery: Delivery): Promise<void> {
+  async #deliver(delivery: MqttMessage): Promise<void> {
     const { topic, retained } = delivery;
     const address = this.#topics.parse(topic);
     const ours = address?.deviceId === "" || address?.deviceId === this.#options.deviceId;
@@ -222,7 +222,7 @@ export class DeviceEndpoint {
     }
   }
 
-  async #dispatch(channel: Channel, { topic, payload, retained }: Delivery): Promise<void> {
+  async #dispatch(channel: Channel, { topic, payload, retained }: MqttMessage): Promise<void> {
     const { protection } = this.#options;
     if (channel === "downChunk") {
       await this.#act(await this.#receiver.chunk(payload, seconds()));

@@ -3,7 +3,7 @@
 import { checkBundleSize, openBundle } from "../../src/bundle/bundle.ts";
 import { checkOnnx } from "../../src/bundle/onnx.ts";
 import { RefusedError } from "../../src/errors.ts";
-import { type TensorForm, checkTensors } from "../../src/strategies/types.ts";
+import { type TensorSchema, checkTensors } from "../../src/strategies/types.ts";
 import { decode as decodeBlob } from "../../src/tensors/safetensors.ts";
 import { decode as decodeCoded } from "../../src/wire/codecs.ts";
 import { parseStrict } from "../../src/wire/strict_json.ts";
@@ -64,7 +64,7 @@ const READERS: Readonly<Record<Hostile["kind"], Read>> = {
   codec: async ({ file, baseline, codec, raw_bytes, max_bytes, required }, files) => {
     const { tensors } = decodeBlob(await files(baseline), Infinity);
     const forms = Object.entries(required ?? {}).map(
-      ([name, shape]): [string, TensorForm] => [name, { shape, dtype: "float32", most: 0 }],
+      ([name, shape]): [string, TensorSchema] => [name, { shape, dtype: "float32", most: 0 }],
     );
     const expected = { required: new Map(forms), optional: new Map() };
     const check = required === null ? undefined : checkTensors.bind(null, expected);

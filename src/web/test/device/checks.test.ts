@@ -5,11 +5,11 @@ import { AnnouncedRun, checkAnnouncement, checkOffer, checkTask, MOST_ROUNDS } f
 import { Refusals } from "../../src/device/refusals.ts";
 import { InputError, RefusedError } from "../../src/errors.ts";
 import { largestBlob } from "../../src/federation/coding.ts";
-import type { Strategy, TensorForms } from "../../src/strategies/types.ts";
+import type { Strategy, TensorSchemas } from "../../src/strategies/types.ts";
 import { type Announcement, message, type Task, type TransferOffer } from "../../src/wire/messages.ts";
 
 const BINDING = { federation: "home", bundle: "b", layoutHash: "l", signer: "s" };
-const FORMS: TensorForms = { required: new Map([["params/w", { shape: [4, 3], dtype: "float32", most: 0 }]]), optional: new Map() };
+const FORMS: TensorSchemas = { required: new Map([["params/w", { shape: [4, 3], dtype: "float32", most: 0 }]]), optional: new Map() };
 
 function announcement(changes: Partial<Announcement> = {}): Announcement {
   const given = { federation: "home", boot_id: "1", phase: "training", round_id: 2, rounds: 5 } as const;

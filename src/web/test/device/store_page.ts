@@ -1,13 +1,13 @@
 /** Steps of a device's store, for a page that a test kills between or within them. */
 
-import type { Binding } from "../../src/device/journal.ts";
+import type { StoreBinding } from "../../src/device/journal.ts";
 import { keptBlobs } from "../../src/device/journal.ts";
 import type { MoveTold } from "../../src/device/page_messages.ts";
 import { Store } from "../../src/device/store.ts";
 import type { TrainedRound } from "../../src/federation/client.ts";
 import type { Tensors } from "../../src/tensors/tensors.ts";
 
-const BINDING: Binding = { federation: "f", bundle: "", layoutHash: "l", signer: "s" };
+const BINDING: StoreBinding = { federation: "f", bundle: "", layoutHash: "l", signer: "s" };
 const FIGURES = { round: 1, before: 0.5, after: 0.75, loss: 0.1, stepMs: 2, seconds: 3 };
 
 function bytes(seed: number, count = 200_000): Uint8Array {

@@ -12,7 +12,7 @@ import {
   MOST_RECORD_CHARS, decodePayload, largestBlob, referenceOf, tensorsOf, updateBaseline,
 } from "../../src/federation/coding.ts";
 import { updateRecord } from "../../src/federation/records.ts";
-import type { TensorForm, TensorForms, Update } from "../../src/strategies/types.ts";
+import type { TensorSchema, TensorSchemas, Update } from "../../src/strategies/types.ts";
 import { encode as encodeBlob } from "../../src/tensors/safetensors.ts";
 import { type Tensor, type Tensors, float32 } from "../../src/tensors/tensors.ts";
 import { NAMES, codecOf, encode } from "../../src/wire/codecs.ts";
@@ -34,9 +34,9 @@ const TABLE: {
   readonly payloads: readonly PayloadCase[];
 } = JSON.parse(readFileSync(join(FOLDER, "payloads.json"), "utf8"));
 const MODEL = (await openBundle(bytesOf("layered.pfb"), { trusted: [TABLE.signer] })).model();
-const FORMS: TensorForms = {
+const FORMS: TensorSchemas = {
   required: new Map(
-    Object.entries(TABLE.shapes).map(([name, shape]): [string, TensorForm] => [
+    Object.entries(TABLE.shapes).map(([name, shape]): [string, TensorSchema] => [
       name, { shape, dtype: "float32", most: 0 },
     ]),
   ),
@@ -47,7 +47,7 @@ function bytesOf(file: string): Uint8Array {
   return new Uint8Array(readFileSync(join(FOLDER, file)));
 }
 
-function decoded(one: PayloadCase, forms: TensorForms = FORMS): Promise<Uint8Array> {
+function decoded(one: PayloadCase, forms: TensorSchemas = FORMS): Promise<Uint8Array> {
   const coding = { codec: one.codec, rawBytes: one.raw_bytes, reference: one.base };
   return decodePayload(bytesOf(one.file), coding, MODEL, forms, async (reference) => {
     const earlier = TABLE.payloads.find((other) => other.codec === one.codec && other.reference === reference);

@@ -17,7 +17,7 @@ import { BUFFERS, CHANGE, merged, networkTensors, PARAMS, tensorOf, withoutPrefi
 import { build, STRATEGIES } from "../../src/strategies/index.ts";
 import { checkTensors } from "../../src/strategies/types.ts";
 import type {
-  ClientState, ClientTools, Evaluation, Model, Payload, Strategy, TensorForms, Update,
+  ClientState, ClientTools, Evaluation, Model, Payload, Strategy, TensorSchemas, Update,
 } from "../../src/strategies/types.ts";
 import type { Tensor, Tensors } from "../../src/tensors/tensors.ts";
 import { rowsOf } from "../../src/tensors/tensors.ts";
@@ -221,7 +221,7 @@ function checkDescription(strategy: Strategy, one: Case): void {
   assert.deepEqual(asObject(strategy.uplink), one.uplink);
 }
 
-function asObject({ required, optional }: TensorForms): Case["payload"] {
+function asObject({ required, optional }: TensorSchemas): Case["payload"] {
   return { required: Object.fromEntries(required), optional: Object.fromEntries(optional) };
 }
 

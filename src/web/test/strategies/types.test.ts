@@ -4,13 +4,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { RefusedError } from "../../src/errors.ts";
 import { checkTensors } from "../../src/strategies/types.ts";
-import type { TensorForm, TensorForms } from "../../src/strategies/types.ts";
+import type { TensorSchema, TensorSchemas } from "../../src/strategies/types.ts";
 import { float32 } from "../../src/tensors/tensors.ts";
 import type { Tensor } from "../../src/tensors/tensors.ts";
 
-const form = (shape: TensorForm["shape"], most = 0): TensorForm => ({ shape, dtype: "float32", most });
+const form = (shape: TensorSchema["shape"], most = 0): TensorSchema => ({ shape, dtype: "float32", most });
 const zeros = (...shape: number[]): Tensor => float32(shape, new Float32Array(shape.reduce((a, b) => a * b, 1)));
-const forms: TensorForms = {
+const forms: TensorSchemas = {
   required: new Map([["w", form([2, 3])], ["rows", form([null, 4], 5)]]),
   optional: new Map([["anchors", form([2])], ["more", form([])]]),
 };

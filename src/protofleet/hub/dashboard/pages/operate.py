@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protofleet.coordinator.ledger.rollout_rows import STAGES, Rollout
-from protofleet.coordinator.membership.invitations import Standing
+from protofleet.coordinator.membership.invitations import EnrolmentStatus
 from protofleet.hub.dashboard.actions import read_standings
 from protofleet.hub.dashboard.pages import PageRequest
 from protofleet.hub.dashboard.records import RunSnapshot
@@ -30,7 +30,7 @@ class Members:
 
     has_file: bool
     has_keys: bool
-    standings: tuple[Standing, ...] = ()
+    standings: tuple[EnrolmentStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class OperateView:
     """
 
     members: Members
-    listed: tuple[Standing, ...]
+    listed: tuple[EnrolmentStatus, ...]
     more: int
     device: str
     rollout: Rollout | None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
 from protofleet.strategies.methods.cdfl.settings import CdflSettings, pixelised
-from protofleet.strategies.training import ExampleRows, Fit, Trained, Trainer, passes
+from protofleet.strategies.training import ExampleRows, LocalObjective, Trained, Trainer, passes
 from protofleet.strategies.types import ClientTools, Evaluation
 from protofleet.tensors import Network
 
@@ -58,7 +58,7 @@ def train_pair(
             **weights,
         }
 
-    local = Trainer(start, examples, settings, Fit(objective="cdfl", inputs=inputs))
+    local = Trainer(start, examples, settings, LocalObjective(loss="cdfl", inputs=inputs))
 
     def step(rows: ExampleRows) -> float:
         personal.step(rows)

@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.methods.cdfl.settings import Bytes, CdflSettings, to_values
-from protofleet.strategies.training import DivergedError, ExampleRows, Fit, Training, train
+from protofleet.strategies.training import (
+    DivergedError,
+    ExampleRows,
+    LocalObjective,
+    Training,
+    train,
+)
 from protofleet.strategies.types import ServerTools, TrainTools
 from protofleet.tensors import Network, Tensors
 
@@ -143,10 +149,12 @@ def fine_tuned(
         min_batch=tools.min_batch,
     )
     # The images stay bytes; a batch at a time becomes numbers.
-    fit = Fit(inputs=lambda batch: {"x": to_values(settings, gallery.images[rows[batch]])})
+    objective = LocalObjective(
+        inputs=lambda batch: {"x": to_values(settings, gallery.images[rows[batch]])}
+    )
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            trained = train(network.copy(), examples, training, fit)
+            trained = train(network.copy(), examples, training, objective)
     except DivergedError:
         return network
     made = trained.network

@@ -97,12 +97,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
-    float32_forms,
+    WireContents,
+    float32_schemas,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -127,8 +127,8 @@ class Cdfl(Strategy):
         name="cdfl",
         paper="Khazaei et al., CDFL: Efficient Federated Human Activity Recognition using "
         "Contrastive Learning and Deep Clustering, arXiv:2407.12287",
-        programs=(TASK_LOSS, "cdfl"),
-        travels=Travels(
+        objectives=(TASK_LOSS, "cdfl"),
+        travels=WireContents(
             down=("parameters", "buffers of the model", "whether to upload"),
             up=(
                 "if asked: parameters and buffers of the local network",
@@ -137,7 +137,7 @@ class Cdfl(Strategy):
             ),
             personal=("the personalised network", "original images"),
         ),
-        server_programs=(TASK_LOSS,),
+        server_objectives=(TASK_LOSS,),
         combines="rule",
         reads_features=True,
         published={"kind": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
@@ -154,17 +154,17 @@ class Cdfl(Strategy):
         params = prefixed_layout(PARAMS, model.params.layout).shapes
         buffers = prefixed_layout(BUFFERS, model.buffers.layout).shapes
         self.network = Layout.of({**params, **buffers})
-        received = {**float32_forms(self.network), UPLOADS: TensorForm((), "uint8")}
-        self.payload = TensorForms(required=received)
+        received = {**float32_schemas(self.network), UPLOADS: TensorSchema((), "uint8")}
+        self.payload = TensorSchemas(required=received)
         self.uplink = self._uplink()
 
-    def _uplink(self) -> TensorForms:
+    def _uplink(self) -> TensorSchemas:
         most = self._most_images()
         shown = {
-            IMAGES: TensorForm((None, *self.model.input_shape), "uint8", most),
-            LABELS: TensorForm((None,), "int64", most),
+            IMAGES: TensorSchema((None, *self.model.input_shape), "uint8", most),
+            LABELS: TensorSchema((None,), "int64", most),
         }
-        return TensorForms(optional={**float32_forms(self.network), **shown})
+        return TensorSchemas(optional={**float32_schemas(self.network), **shown})
 
     def _most_images(self) -> int:
         """Images that a client shows: each of at most C centroids chooses m."""

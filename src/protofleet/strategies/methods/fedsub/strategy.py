@@ -95,11 +95,11 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     ServerTools,
-    TensorForm,
-    TensorForms,
-    Travels,
+    TensorSchema,
+    TensorSchemas,
     Update,
     Updates,
+    WireContents,
 )
 from protofleet.tensors import Model, Network
 
@@ -152,8 +152,8 @@ class FedSub(Strategy):
         name="fedsub",
         paper="Campana and Delmastro, FedSub: Introducing Class-aware Subnetworks Fusion to "
         "Enhance Personalized Federated Learning, arXiv:2411.08699",
-        programs=(TASK_LOSS,),
-        travels=Travels(
+        objectives=(TASK_LOSS,),
+        travels=WireContents(
             down=("the client's own fused layers",),
             up=(
                 "fused layers",
@@ -177,24 +177,24 @@ class FedSub(Strategy):
         super().__init__(settings, model)
         self.layers = fused_layers(model, output=settings.variant == "full")
         self.shared = tuple(name for layer in self.layers for name in layer.tensors)
-        self.payload = TensorForms(optional=self._fused_forms())
+        self.payload = TensorSchemas(optional=self._fused_forms())
         self.uplink = self._uplink()
         self.carried = network_names(model)
 
-    def _fused_forms(self) -> dict[str, TensorForm]:
+    def _fused_forms(self) -> dict[str, TensorSchema]:
         shapes = prefixed_layout(PARAMS, self.model.params.layout).shapes
-        return {name: TensorForm(shapes[name]) for name in self.shared}
+        return {name: TensorSchema(shapes[name]) for name in self.shared}
 
-    def _uplink(self) -> TensorForms:
+    def _uplink(self) -> TensorSchemas:
         model, classes = self.model, self.model.num_classes
         forms = self._fused_forms()
-        forms[_PROTOTYPES] = TensorForm((classes, math.prod(model.input_shape)))
+        forms[_PROTOTYPES] = TensorSchema((classes, math.prod(model.input_shape)))
         for layer in self.layers:
             if layer.hidden:
-                forms[MASKS + layer.name] = TensorForm((classes, -(-layer.units // 8)), "uint8")
+                forms[MASKS + layer.name] = TensorSchema((classes, -(-layer.units // 8)), "uint8")
         if self.settings.fusion == "leadership":
-            forms[_ACCURACY] = TensorForm((classes,))
-        return TensorForms(required=forms)
+            forms[_ACCURACY] = TensorSchema((classes,))
+        return TensorSchemas(required=forms)
 
     def server_init(self, _model: Model, _rng: np.random.Generator) -> ServerState:
         """Nobody has fused weights: every client starts from its own."""
