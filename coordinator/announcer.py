@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Literal
 
 from msgspec import UNSET
 
-from protofleet.coordinator.devices.receipts import Receipts
-from protofleet.coordinator.devices.roll_call import RollCall
+from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.process.lease import Lease
 from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedules.schedule import RoundPhase, RoundState
-from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Announcement, CalibrationOrder, Task
 
 _PHASES: dict[RoundPhase, Literal["waiting", "training", "finished"]] = {
@@ -28,30 +27,29 @@ class Announcer:
     """Announces one process of a coordinator, as long as no other may have its lease.
 
     Args:
-        endpoint: to the devices.
-        boot_id: of this process.
-        roll_call: that devices answer.
+        run: with the devices' endpoint.
+        devices: that answer a roll-call, and what they may not have heard.
         operation: what the operator wants.
         rollouts: other bundles than the run's, and statements about them.
-        receipts: that devices may not have heard.
         lease: without which another coordinator may serve the same federation.
+
+    Attributes:
+        boot_id: of this process.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
+    def __init__(
         self,
-        endpoint: CoordinatorEndpoint,
-        boot_id: str,
+        run: Run,
+        devices: Devices,
         *,
-        roll_call: RollCall,
         operation: Operation,
         rollouts: Rollouts,
-        receipts: Receipts,
         lease: Lease | None,
-        run_id: str,
     ) -> None:
-        self._endpoint, self.boot_id, self._run_id = endpoint, boot_id, run_id
-        self._roll_call, self._operation, self._lease = roll_call, operation, lease
-        self._rollouts, self._receipts = rollouts, receipts
+        self._endpoint, self._run_id = run.endpoint, run.ledger.run.run_id
+        self.boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
+        self._roll_call, self._receipts = devices.roll_call, devices.receipts
+        self._operation, self._rollouts, self._lease = operation, rollouts, lease
 
     @property
     def idle(self) -> bool:

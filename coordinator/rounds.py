@@ -6,22 +6,20 @@ Who devices are, and what comes from them, is ``attendance``'s and ``service``'s
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
 import msgspec
 
 from protofleet.coordinator import events
+from protofleet.coordinator.acceptance import Acceptance
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.calibrating import CalibrationServer
-from protofleet.coordinator.devices.registry import Registry
-from protofleet.coordinator.devices.reported_usage import ReportedUsage
 from protofleet.coordinator.fleet_gains import FleetGains
-from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.payloads import Payloads
-from protofleet.coordinator.reporter import Reporter
 from protofleet.errors import RefusedError
 from protofleet.federation.claims import LearnedBounds
 from protofleet.federation.outcomes.trouble import LossWatch
@@ -34,7 +32,6 @@ from protofleet.federation.schedules.schedule import RoundPhase, RoundState
 from protofleet.federation.schedules.stragglers import share_of_work
 from protofleet.federation.server import Aggregated, Server
 from protofleet.strategies.types import ServerState
-from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Presence, Task
 
 
@@ -43,14 +40,10 @@ class Rounds:
 
     Args:
         server: the server's half of the rounds.
-        ledger: of the run folder.
-        endpoint: to the devices.
-        reporter: told what happens, as ``sink`` is.
-        sink: told of each closed round.
-        registry: of devices, for the chunks that they take.
-        usage: of who takes part.
+        run: with the ledger and the devices' endpoint.
+        devices: for the chunks that they take, and what they use.
         announcer: tells all devices where the run stands.
-        before_close: accepts the updates that have arrived, which so count in the closing round.
+        acceptance: of the updates that have arrived; those count in the round that is open.
         calibrated: makes the server of a plan with a rate that devices have found; None: none do.
 
     Attributes:
@@ -61,27 +54,24 @@ class Rounds:
         blob_bytes_up, blob_bytes_down: of the open round's finished transfers.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
+    def __init__(  # noqa: PLR0913 - what is shared, and its two parts
         self,
         server: Server,
-        ledger: Ledger,
-        endpoint: CoordinatorEndpoint,
+        run: Run,
+        devices: Devices,
         *,
-        reporter: Reporter,
-        sink: events.Sink,
-        registry: Registry,
-        usage: ReportedUsage,
         announcer: Announcer,
-        before_close: Callable[[], None],
+        acceptance: Acceptance,
         calibrated: Callable[[Plan, float], Server] | None = None,
     ) -> None:
-        self.server, self._ledger, self._endpoint = server, ledger, endpoint
-        self._calibrated = calibrated
-        self._calibrating = CalibrationServer(server.plan, ledger, registry.devices, sink)
+        self.server, self._ledger, self._endpoint = server, run.ledger, run.endpoint
+        self._reporter, self._sink, ledger = run.reporter, run.sink, run.ledger
+        self._calibrated, registry = calibrated, devices.registry
+        self._calibrating = CalibrationServer(server.plan, ledger, registry.devices, run.sink)
         self._schedule = self._make_schedule()
-        self._reporter, self._sink = reporter, sink
-        self._registry, self._usage, self._announcer = registry, usage, announcer
-        self._before_close = before_close
+        self._registry, self._usage = registry, devices.usage
+        self._announcer, self._acceptance = announcer, acceptance
+        self._cut_off = False
         self.server_state = self._last_state()
         self.state = RoundState()
         self.payloads = self._make_payloads()
@@ -172,8 +162,7 @@ class Rounds:
             self.state = replace(self.state, paused=True)
         if self.state.phase is RoundPhase.OPEN:
             self._reporter.opened(self.state, resumed=True)
-        for action in actions:
-            self._do(action)
+        self._carry_out(actions)
 
     def _resumed(self) -> schedule.Transition:
         return self._schedule.resume(self._ledger.state(), time.monotonic())
@@ -230,17 +219,36 @@ class Rounds:
 
     def apply(self, event: schedule.ScheduleEvent) -> None:
         """Step the schedule, and do what follows."""
+        self._carry_out(self._step(event))
+
+    def _step(self, event: schedule.ScheduleEvent) -> Sequence[schedule.ScheduleAction]:
         self.state, actions = self._schedule.step(self.state, event, time.monotonic())
-        for action in actions:
-            self._do(action)
+        return actions
 
-    def stored(self, *device_ids: str) -> None:
-        """Updates of these devices are in the ledger, all in the round that is open or awaited."""
-        # All count before the round may close.
-        self.state = membership.stored(self.state, device_ids[:-1])
-        self.apply(schedule.UpdateStored(device_ids[-1]))
+    def _carry_out(self, actions: Iterable[schedule.ScheduleAction]) -> None:
+        waiting = deque(actions)
+        while waiting:
+            if self._do(waiting.popleft()):
+                waiting.extend(self._step(schedule.StateCommitted()))
+        if self._cut_off and self.state.phase is RoundPhase.WAITING:
+            self.announce()  # who still trains for the closed round need not go on
+        self._cut_off = False
 
-    def _do(self, action: schedule.ScheduleAction) -> None:
+    def accept_arrived(self) -> None:
+        """Updates that have arrived count from now on, all in the round that is open or awaited."""
+        devices = self._accepted()
+        if devices:
+            # All count before the round may close.
+            self.state = membership.stored(self.state, devices[:-1])
+            self.apply(schedule.UpdateStored(devices[-1]))
+
+    def _accepted(self) -> tuple[str, ...]:
+        devices, sizes = self._acceptance.accept(self.state.updates, self.expected_updates)
+        self.blob_bytes_up += sizes
+        return devices
+
+    def _do(self, action: schedule.ScheduleAction) -> bool:
+        """Carry out an action; whether a round is committed by that."""
         match action:
             case schedule.OpenRound(round_id, cohort, size, final):
                 self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
@@ -256,11 +264,12 @@ class Rounds:
             case schedule.ExtendRound():
                 self._extend(action)
             case schedule.CloseRound():
-                self._close(action)
+                return self._close(action)
             case schedule.Finish():
                 pass
             case _:
                 assert_never(action)
+        return False
 
     def invite(self, clients: tuple[str, ...]) -> None:
         """Offer these devices their task: the open round's, or the one that each is late with."""
@@ -313,8 +322,12 @@ class Rounds:
         self._reporter.extended(self.state, action)
         self.invite(tuple(c for c in sorted(self.state.tasks) if c in self.state.live))
 
-    def _close(self, action: schedule.CloseRound) -> None:
-        """Aggregate, score and commit; done again after a crash, it gives the same bits."""
+    def _close(self, action: schedule.CloseRound) -> bool:
+        """Aggregate, score and commit; done again after a crash, it gives the same bits.
+
+        Returns:
+            Whether the round is committed.
+        """
         round_id = action.round_id
         self._end_tasks(round_id)
         before = self.server_state
@@ -328,6 +341,7 @@ class Rounds:
                 before, self._ledger.devices.most_invitations, final=action.final
             ),
         )
+        return True
 
     def _aggregate(self, action: schedule.CloseRound) -> tuple[Aggregated, Mapping[str, float]]:
         """What the round's updates become, and how far they went."""
@@ -344,7 +358,8 @@ class Rounds:
 
     def _end_tasks(self, round_id: int) -> None:
         """From here on exactly the accepted updates count, and tasks are over with the round."""
-        self._before_close()
+        for device_id in self._accepted():
+            self._step(schedule.UpdateStored(device_id))
         self._ledger.close_round(round_id)
         kept = self._kept_tasks()
         self._endpoint.end_tasks(kept)
@@ -364,7 +379,7 @@ class Rounds:
     ) -> None:
         """Score what the closing round has become, and make it the round's end."""
         round_id, final = self.state.round_id, self.state.final
-        cut_off = bool(self.state.outstanding)
+        self._cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
         records = [one.record for one in self._ledger.accepted(round_id)]
         self._fleet.add(records)
@@ -394,9 +409,6 @@ class Rounds:
             if trouble is not None:
                 self._sink(events.ResultsTrouble(what=trouble.what, remedy=trouble.remedy))
         self._end_or_rest(early, scores)
-        self.apply(schedule.StateCommitted())
-        if cut_off and self.state.phase is RoundPhase.WAITING:
-            self.announce()  # who still trains for the closed round need not go on
 
     def _end_or_rest(self, early: EarlyEnd | None, scores: Scores) -> None:
         """Do what the committed round has brought about."""

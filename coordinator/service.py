@@ -6,29 +6,22 @@ process may be killed anywhere; signals therefore need no care and simply end it
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import assert_never
 
 from protofleet.coordinator import events
+from protofleet.coordinator.acceptance import Acceptance
 from protofleet.coordinator.announcer import Announcer
-from protofleet.coordinator.arrivals import Arrivals
 from protofleet.coordinator.devices.attendance import Attendance
-from protofleet.coordinator.devices.receipts import Receipts
-from protofleet.coordinator.devices.registry import Registry
-from protofleet.coordinator.devices.reported_usage import ReportedUsage
-from protofleet.coordinator.devices.roll_call import RollCall
-from protofleet.coordinator.devices.troubles import DeviceTroubles
-from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
-from protofleet.coordinator.membership.members import Members, Revocations
+from protofleet.coordinator.membership.members import Revocations
+from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.process.expiry import Expiry
 from protofleet.coordinator.process.lease import Lease
 from protofleet.coordinator.process.operation import Operation
-from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
@@ -39,9 +32,7 @@ from protofleet.federation.outcomes.trouble import troubles
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedules import schedule
 from protofleet.federation.schedules.schedule import RoundPhase
-from protofleet.federation.server import Server
 from protofleet.tensors import blobs
-from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, TransferOffer
@@ -60,104 +51,59 @@ class _EndedError(Exception):
     """``Service.end`` was called."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Of a service.
+
+    Attributes:
+        run, devices: what the others share.
+        rounds: what the schedule wants done.
+        attendance: who takes part.
+        acceptance: of updates that have arrived.
+        announcer: of this process.
+        operation: what the operator wants.
+        rollouts: of other bundles.
+        results: what is written when the run pauses, stops or ends.
+        lease: without which another coordinator may serve the same federation.
+        revocations: of a federation with keys; who is revoked leaves.
+        expiry: of a federation with keys; what ends by the calendar is renewed and told.
+    """
+
+    run: Run
+    devices: Devices
+    rounds: Rounds
+    attendance: Attendance
+    acceptance: Acceptance
+    announcer: Announcer
+    operation: Operation
+    rollouts: Rollouts
+    results: Results
+    lease: Lease | None = None
+    revocations: Revocations | None = None
+    expiry: Expiry | None = None
+
+
 class Service:
-    """One run of one federation; made by ``run.open_service``.
+    """One run of one federation.
 
     Args:
-        server: the server's half of the rounds.
-        ledger: of the run folder.
-        endpoint: not yet started.
-        results: what is written when the run pauses, stops or ends.
-        sink: told what happens.
-        members: of a federation with keys; who is revoked leaves.
-        expiry: of a federation with keys; what ends by the calendar is renewed and told.
-        lease: without which another coordinator may serve the same federation.
-        make_rounds: makes the rounds; takes what ``Rounds`` takes.
+        parts: that ``process.compose`` has made.
 
     Attributes:
         switched: whether ``run`` has ended because the run has another bundle now.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
-        self,
-        server: Server,
-        ledger: Ledger,
-        endpoint: CoordinatorEndpoint,
-        *,
-        results: Results,
-        sink: events.Sink,
-        members: Members | None = None,
-        expiry: Expiry | None = None,
-        lease: Lease | None = None,
-        make_rounds: Callable[..., Rounds] = Rounds,
-    ) -> None:
-        plan = server.plan
-        self._ledger, self._endpoint = ledger, endpoint
-        self._results, self._sink = results, sink
-        self._revocations = None if members is None else Revocations(members)
-        self._lease, self._expiry = lease, expiry
-        self._ended = False
-        self._arrivals = Arrivals()
-        self._reporter = Reporter(plan.config.round.deadline_s, sink)
-        self._troubles = DeviceTroubles(ledger.devices, ledger.device_troubles(), sink)
-        self._operation = Operation(ledger.control, sink)
-        usage = ReportedUsage(ledger)
-        self._roll_call = RollCall(
-            usage.known, time.monotonic(), plan.config.limits.connections_per_s
-        )
-        boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self.switched = self._draining = self._paused = False
-        self._registry = self._make_registry(server)
-        self._rollouts = Rollouts(
-            ledger.rollouts,
-            folder=ledger.folder,
-            endpoint=endpoint,
-            registry=self._registry,
-            plan=plan,
-            sink=sink,
-        )
-        receipts = Receipts(ledger)
-        self._announcer = Announcer(
-            endpoint,
-            boot_id,
-            roll_call=self._roll_call,
-            operation=self._operation,
-            rollouts=self._rollouts,
-            receipts=receipts,
-            lease=lease,
-            run_id=ledger.run.run_id,
-        )
-        self._rounds = make_rounds(
-            server,
-            ledger,
-            endpoint,
-            reporter=self._reporter,
-            sink=sink,
-            registry=self._registry,
-            usage=usage,
-            announcer=self._announcer,
-            before_close=self._store_arrived,
-        )
-        self._attendance = Attendance(
-            self._rounds,
-            ledger,
-            registry=self._registry,
-            usage=usage,
-            roll_call=self._roll_call,
-            receipts=receipts,
-            reporter=self._reporter,
-            troubles=self._troubles,
-        )
-
-    def _make_registry(self, server: Server) -> Registry:
-        plan = server.plan
-        return Registry(
-            bundle=plan.bundle.digest,
-            layout_hash=plan.bundle.manifest.layout_hash,
-            strategy=plan.strategy.description.name,
-            silent_after_s=plan.config.liveness.silent_after_s,
-            num_classes=plan.model.num_classes if server.expected.class_counts else None,
-        )
+    def __init__(self, parts: Parts) -> None:
+        run = parts.run
+        self._ledger, self._endpoint = run.ledger, run.endpoint
+        self._sink, self._reporter = run.sink, run.reporter
+        self._registry, self._roll_call = parts.devices.registry, parts.devices.roll_call
+        self._troubles, self._arrivals = parts.devices.troubles, parts.acceptance.arrivals
+        self._rounds, self._attendance = parts.rounds, parts.attendance
+        self._announcer, self._operation = parts.announcer, parts.operation
+        self._rollouts, self._results = parts.rollouts, parts.results
+        self._lease, self._expiry, self._revocations = parts.lease, parts.expiry, parts.revocations
+        self._ended = self.switched = self._draining = self._paused = False
 
     def end(self) -> None:
         """Let ``run`` return soon, resumably, as a signal would; from any thread."""
@@ -202,7 +148,7 @@ class Service:
         event = self._endpoint.poll(min(_POLL_S, self._arrivals.wait_s(time.monotonic())))
         self._handle(event)
         if self._arrivals.is_due(time.monotonic(), self._rounds.state, idle=event is None):
-            self._store_arrived()
+            self._rounds.accept_arrived()
 
     def _tell_start(self) -> None:
         plan, (state, resumed) = self._plan, self._rounds.peek()
@@ -385,7 +331,7 @@ class Service:
         device_id, offer = event.device_id, event.offer
         self._attendance.on_sign(device_id)
         if self._arrivals.holds(device_id):
-            self._store_arrived()  # of two updates of a device the first counts
+            self._rounds.accept_arrived()  # of two updates of a device the first counts
         refused = self._refusal(device_id, offer)
         if refused is not None:
             self._reject(device_id, offer, refused)
@@ -398,33 +344,6 @@ class Service:
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
         self._arrivals.add(event, arrival, time.monotonic())
-
-    def _store_arrived(self) -> None:
-        """Accept what was admitted: into the ledger, then the receipts, then the schedule."""
-        arrived, rounds = self._arrivals.take(), self._rounds
-        if not arrived:
-            return
-        self._ledger.accept(*(arrival for _, arrival in arrived))
-        for count, (event, arrival) in enumerate(arrived, 1):
-            device_id, offer, record = event.device_id, event.offer, arrival.accepted.record
-            rounds.blob_bytes_up += offer.total_bytes
-            self._endpoint.accept(offer.transfer_id)
-            self._sink(
-                events.UpdateReceived(
-                    round_id=offer.round_id,
-                    device_id=device_id,
-                    bytes=offer.total_bytes,
-                    num_examples=record.num_examples,
-                    loss=record.loss,
-                    delivered=rounds.state.updates + count,
-                    cohort=rounds.expected_updates,
-                    counted_in=arrival.counted_in,
-                    transfer_id=offer.transfer_id,
-                )
-            )
-            self._rollouts.update_accepted(device_id, record)
-            self._troubles.note(device_id, "diverged", there=False)
-        rounds.stored(*(event.device_id for event, _ in arrived))
 
     def _admit(self, event: Received) -> ArrivedUpdate:
         """Decode and check an update that has arrived; its device now has its payload.

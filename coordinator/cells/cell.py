@@ -19,7 +19,7 @@ from typing import Any
 from protofleet.coordinator import events
 from protofleet.coordinator.cells.root_link import RootLink
 from protofleet.coordinator.rounds import Rounds
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import Parts, Service
 from protofleet.durable import sync_folder
 from protofleet.federation.cells import (
     CellOrder,
@@ -65,13 +65,14 @@ class CellRounds(Rounds):
         if found is not None and found[1].round_id == 1 and self.server_state.round_id == 0:
             self.server_state = found[0]
 
-    def _close(self, action: schedule.CloseRound) -> None:
+    def _close(self, action: schedule.CloseRound) -> bool:
         """Report to the root, and wait for what it makes of all cells' reports."""
         round_id = action.round_id
         self._end_tasks(round_id)
         path = self._report(round_id, final=action.final)
         self._root.send(path, round_id)
-        self.on_news()
+        self._follow_root()
+        return self._ended()
 
     def _report(self, round_id: int, *, final: bool) -> Path:
         path = self._reports / f"{round_id:06d}.report"
@@ -107,25 +108,34 @@ class CellRounds(Rounds):
         sync_folder(self._reports)
         return path
 
-    def on_news(self) -> None:
-        """Go on where the root's word lets the cell go on."""
+    def _follow_root(self) -> None:
+        """Have as many rounds as the root."""
         if (rounds := self._root.rounds) and self.raise_to(rounds):
             self._sink(events.RoundsRaised(rounds=rounds))
         elif 0 < rounds < self.server.plan.config.rounds and rounds + 1 >= self.state.round_id:
             self.lower_to(rounds)
             self.announce()
+
+    def on_news(self) -> None:
+        """Go on where the root's word lets the cell go on."""
+        self._follow_root()
         if self.state.phase is RoundPhase.CLOSING:
-            self._end_round()
+            if self._ended():
+                self.apply(schedule.StateCommitted())
         elif self.state.phase is RoundPhase.WAITING and self.state.round_id == 1:
             self._take_first()
         self.apply(schedule.Tick())
 
-    def _end_round(self) -> None:
+    def _ended(self) -> bool:
+        """End the closing round if the root has said what it has become."""
         found, round_id = self._root.order(), self.state.round_id
         if found is not None and found[1].round_id == round_id + 1:
             self._end_with(*found)
-        elif self._root.finished_in >= round_id:
+            return True
+        if self._root.finished_in >= round_id:
             self._end_with(self.server_state, CellOrder(round_id=round_id + 1))
+            return True
+        return False
 
     def _end_with(self, state: ServerState, order: CellOrder) -> None:
         round_id = self.state.round_id
@@ -138,16 +148,16 @@ class CellRounds(Rounds):
 
 
 class CellService(Service):
-    """One run of a cell; made by ``run.open_service``.
+    """One run of a cell.
 
     Args:
-        root: the way to it; ``make_rounds`` has the same.
-        parts: as of ``Service``.
+        parts: as of ``Service``; its rounds are ``CellRounds``.
+        root: the way to it, which the rounds have, too.
     """
 
-    def __init__(self, *parts: Any, root: RootLink, **more: Any) -> None:
+    def __init__(self, parts: Parts, root: RootLink) -> None:
+        super().__init__(parts)
         self._root = root
-        super().__init__(*parts, **more)
 
     def run(self) -> events.Finished | events.Stopped | None:
         """As of ``Service``."""

@@ -84,17 +84,7 @@ class _Cells(Registry):
 
 
 class RootService(Service):
-    """One run of the root; made by ``run.open_service``."""
-
-    def _make_registry(self, server: Server) -> Registry:
-        plan, cells = server.plan, server.plan.config.cells
-        registry = _Cells(
-            bundle=plan.bundle.digest,
-            layout_hash=plan.bundle.manifest.layout_hash,
-            strategy=plan.strategy.description.name,
-            silent_after_s=plan.config.liveness.silent_after_s,
-        )
-        return registry.of_federation(plan.config.federation, 0 if cells is None else cells.count)
+    """One run of the root."""
 
     def _admit(self, event: Received) -> ArrivedUpdate:
         """Check a cell's report.
@@ -117,6 +107,18 @@ class RootService(Service):
         )
         accepted = Accepted(device_id=name, transfer_id=offer.transfer_id, record=record)
         return ArrivedUpdate(event.path, accepted, offer)
+
+
+def cell_registry(server: Server) -> Registry:
+    """The registry of a root, whose members are cells."""
+    plan, cells = server.plan, server.plan.config.cells
+    registry = _Cells(
+        bundle=plan.bundle.digest,
+        layout_hash=plan.bundle.manifest.layout_hash,
+        strategy=plan.strategy.description.name,
+        silent_after_s=plan.config.liveness.silent_after_s,
+    )
+    return registry.of_federation(plan.config.federation, 0 if cells is None else cells.count)
 
 
 def root_server(server: Server) -> Server:

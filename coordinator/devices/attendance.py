@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import time
 
-from protofleet.coordinator.devices.receipts import Receipts
-from protofleet.coordinator.devices.registry import Registry
-from protofleet.coordinator.devices.reported_usage import ReportedUsage
-from protofleet.coordinator.devices.roll_call import RollCall
 from protofleet.coordinator.devices.sightings import Sightings
-from protofleet.coordinator.devices.troubles import DeviceTroubles
-from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.membership.held import HeldDevices
-from protofleet.coordinator.reporter import Reporter
+from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.rounds import Rounds
 from protofleet.errors import RefusedError
 from protofleet.federation.schedules import schedule
@@ -35,30 +29,15 @@ class Attendance:
 
     Args:
         rounds: told who comes and goes.
-        ledger: of the run folder.
-        registry: of devices.
-        usage: what they say that they have used.
-        roll_call: called for devices that are not known.
-        receipts: told who has heard its own.
-        reporter: told what happens.
-        troubles: told what devices find strange about their data.
+        run: with the ledger.
+        devices: what is known of them, and told what they say.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
-        self,
-        rounds: Rounds,
-        ledger: Ledger,
-        *,
-        registry: Registry,
-        usage: ReportedUsage,
-        roll_call: RollCall,
-        receipts: Receipts,
-        reporter: Reporter,
-        troubles: DeviceTroubles,
-    ) -> None:
-        self._rounds, self._ledger = rounds, ledger
-        self._registry, self._usage, self._roll_call = registry, usage, roll_call
-        self._receipts, self._reporter, self._troubles = receipts, reporter, troubles
+    def __init__(self, rounds: Rounds, run: Run, devices: Devices) -> None:
+        self._rounds, self._ledger, self._reporter = rounds, run.ledger, run.reporter
+        self._registry, self._usage = devices.registry, devices.usage
+        self._roll_call, self._receipts = devices.roll_call, devices.receipts
+        self._troubles, ledger = devices.troubles, run.ledger
         self._class_counts = ledger.devices.registered()
         self._refused = ledger.devices.refused()
         self._held = HeldDevices(ledger.devices)

@@ -17,7 +17,7 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.calibrating import known_rate
 from protofleet.coordinator.cells.cell import CellRounds, CellService
-from protofleet.coordinator.cells.root import RootRounds, RootService, root_server
+from protofleet.coordinator.cells.root import RootRounds, RootService, cell_registry, root_server
 from protofleet.coordinator.cells.root_link import RootAccess, RootAddress, RootLink
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger.control import extended_rounds, is_served
@@ -28,13 +28,14 @@ from protofleet.coordinator.ledger.root import RootLedger
 from protofleet.coordinator.membership.credentials import open_credentials
 from protofleet.coordinator.membership.enrolment import answering
 from protofleet.coordinator.membership.members import Members
+from protofleet.coordinator.process.compose import compose
 from protofleet.coordinator.process.event_log import EventLog
 from protofleet.coordinator.process.expiry import Expiry
 from protofleet.coordinator.process.lease import Lease, LeaseClaim, kept
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.rounds import Rounds
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import Parts, Service
 from protofleet.errors import InputError, StorageError
 from protofleet.federation.cells import (
     cell_config,
@@ -206,15 +207,20 @@ def _open(part: _Part, sink: Sink, succession: TakeoverPolicy) -> Iterator[Servi
         )
         lease = Lease(claim, ledger.run.tenure(claim.boot_id), endpoint.publish_lease, sink)
         stack.enter_context(kept(lease))
-        yield part.service(endpoint, plan)(
-            server,
-            ledger,
+        yield part.service(
+            plan,
             endpoint,
-            results=results,
-            sink=sink,
-            members=members,
-            expiry=expiry,
-            lease=lease,
+            partial(
+                compose,
+                server,
+                ledger,
+                endpoint,
+                results=results,
+                sink=sink,
+                members=members,
+                expiry=expiry,
+                lease=lease,
+            ),
         )
 
 
@@ -261,14 +267,16 @@ class _Part:
         with _PLANNING:
             return self.server_of(plan.calibrated(lr))
 
-    def service(self, endpoint: CoordinatorEndpoint, plan: Plan) -> Callable[..., Service]:
-        """What makes the service of its parts."""
+    def service(
+        self, plan: Plan, endpoint: CoordinatorEndpoint, composed: Callable[..., Parts]
+    ) -> Service:
+        """The service of parts that ``composed`` makes."""
         cells = self.file.cells
         if cells is None:
             plain = partial(Rounds, calibrated=self._calibrated)
-            return partial(Service, make_rounds=plain)
+            return Service(composed(make_rounds=plain))
         if self.cell is None:
-            return partial(RootService, make_rounds=RootRounds)
+            return RootService(composed(make_registry=cell_registry, make_rounds=RootRounds))
         access = None if self.to_root is None else self.to_root()
         if self.file.keys is not None and access is None:
             raise InputError(
@@ -290,7 +298,7 @@ class _Part:
         )
         root = RootLink(address, self.config.run_dir / "orders", endpoint.wake)
         rounds = partial(CellRounds, root=root, cell=self.cell, sums=cells.send == "sums")
-        return partial(CellService, root=root, make_rounds=rounds)
+        return CellService(composed(make_rounds=rounds), root)
 
 
 def _part_of(config: FederationConfig, cell: int | None, to_root: ToRoot | None) -> _Part:

@@ -18,6 +18,7 @@ from protofleet.coordinator.calibrating import known_rate
 from protofleet.coordinator.devices import attendance
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.reading import RunAbout
+from protofleet.coordinator.process.compose import compose
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.federation.plan import make_plan
@@ -76,7 +77,7 @@ class Federation:
             ledger.run.note_about(about)
             results = Results(ledger, about)
             rate = known_rate(plan, ledger)
-            service = Service(
+            parts = compose(
                 self.server if rate is None else self.calibrated(plan, rate),
                 ledger,
                 self.endpoint,
@@ -84,6 +85,7 @@ class Federation:
                 sink=self.events.append,
                 make_rounds=partial(rounds.Rounds, calibrated=self.calibrated),
             )
+            service = Service(parts)
             with contextlib.suppress(ScriptEndError):
                 self.finished = service.run()
                 assert not self.endpoint.steps
