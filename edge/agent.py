@@ -12,39 +12,24 @@ what is true after a crash stands in the store.
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any, assert_never
 
-from protofleet.edge.checks import AnnouncedRun, round_is_over
+from protofleet.edge.checks import round_is_over
 from protofleet.edge.credentials import REMEDY
-from protofleet.edge.current_round import CurrentRound, Report
+from protofleet.edge.current_round import CurrentRound
 from protofleet.edge.decide import Decision, DevicePhase, decide
-from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.calibrating import CalibrationClient
-from protofleet.edge.learning.training import Learner
-from protofleet.edge.learning.training_thread import TrainingThread
-from protofleet.edge.log_tail import LogTail
-from protofleet.edge.log_throttle import WarningThrottle
-from protofleet.edge.owner.participation import Participation
-from protofleet.edge.presence import PresencePublisher, Registration
-from protofleet.edge.refusals import Refusals
+from protofleet.edge.parts import Device
 from protofleet.edge.state.move import BundleMove
-from protofleet.edge.state.store import Store
-from protofleet.edge.storage import StorageWait
 from protofleet.edge.upgrade import Upgrades
-from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import RefusedError, StorageError, UnavailableError
-from protofleet.printable import shell_word
-from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.messages import Announcement, BundleOffer, Task
 from protofleet.wire.mqtt.link import Connected, Disconnected, Hindered
 from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
 from protofleet.wire.trust.protection import KEYS
-
-_log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 1.0
 """The broker is not asked for the announcement more often, however many tasks come without one."""
@@ -54,73 +39,28 @@ class Agent:
     """One device in one federation.
 
     Args:
-        device: the wire's device end, not yet started.
+        device: its parts.
         move: of the store in the federation; committed when that is known to run the bundle.
-        learner: trains, scores and measures.
-        report: told what happens, in the agent's thread.
-        who: what the device says about itself; the link's will says the same.
+        upgrades: other bundles over the wire.
         stays: whether the device waits for another run when the federation has finished.
-        participation: whether the owner's conditions are met; None: there are none.
-        upgrades: other bundles over the wire; None: it takes none.
-        tail: of the log, which goes to the coordinator when a round fails; None: it stays here.
 
     Attributes:
         switched: whether ``run`` has ended because the store has another bundle now.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, and two options by name
-        self,
-        device: DeviceEndpoint,
-        move: BundleMove,
-        learner: Learner,
-        report: Report,
-        who: DeviceInfo,
-        *,
-        stays: bool = False,
-        participation: Participation | None = None,
-        upgrades: Upgrades | None = None,
-        tail: LogTail | None = None,
+    def __init__(
+        self, device: Device, move: BundleMove, upgrades: Upgrades, *, stays: bool
     ) -> None:
-        self._endpoint = device
-        self._participation = participation or Participation()
-        self._move = move
-        self._store = move.store
-        self._report = report
-        self._who, self._stays = who, stays
-        registration = Registration(learner, who.sends)
-        self._presence = PresencePublisher(device, who, registration, tail)
-        self._warn = WarningThrottle(_log).warning
-        self._run = AnnouncedRun(who, self._store, learner)
-        self._refusals = Refusals(self._warn)
-        self._training = TrainingThread(learner, device.wake)
-        self._calibrating = CalibrationClient(learner, self._training, who, report)
+        self._endpoint, self._participation = device.endpoint, device.participation
+        self._move, self._store, self._report = move, device.store, device.report
+        self._who, self._stays, self._warn = device.who, stays, device.warn
+        self._presence, self._run, self._refusals = device.presence, device.run, device.refusals
+        self._training, self._upgrades, self._held = device.training, upgrades, device.held
+        self._ending, self._storage, self._waiting = device.ending, device.storage, device.waiting
+        self._calibrating, self._round = CalibrationClient(device), CurrentRound(device)
         self._presence.calibration = self._calibrating.answer
-        self._upgrades = upgrades or Upgrades(
-            device, move.store, learner.manifest, present=who.binding.bundle
-        )
-        self._stopped = self._joined = self.switched = False
-        self._storage = StorageWait(
-            self._store, self._participation, self._tell_held, lambda: self._stopped
-        )
+        self._joined = self.switched = False
         self._finished_in, self._ask_from = 0, 0.0
-        self._waiting = WaitingLog(who.binding.federation, device, _how_to_enrol(self._store))
-        self._round = CurrentRound(
-            endpoint=device,
-            store=self._store,
-            learner=learner,
-            training=self._training,
-            run=self._run,
-            who=who,
-            participation=self._participation,
-            presence=self._presence,
-            refusals=self._refusals,
-            storage=self._storage,
-            waiting=self._waiting,
-            report=report,
-            warn=self._warn,
-            take=self._on_task,
-            stopped=lambda: self._stopped,
-        )
 
     def run(self) -> bool:
         """Take part until the federation has finished.
@@ -140,18 +80,23 @@ class Agent:
             self._participation.start(self._endpoint.wake)
             self._obey()
             self._resume()
-            while not (self._finished or self._stopped or self.switched):
+            while self._takes_part:
                 event = self._poll()
                 self._round.count_bytes()
                 if event is not None:
                     self._handle(event)
+                    self._take_next()
                 self._advance()
         except StorageError:
-            if not self._stopped:
+            if not self._ending.wanted:
                 raise
         finally:
             self._leave()
         return self._finished
+
+    @property
+    def _takes_part(self) -> bool:
+        return not (self._finished or self._ending.wanted or self.switched)
 
     @property
     def _finished(self) -> bool:
@@ -167,7 +112,7 @@ class Agent:
 
     def stop(self) -> None:
         """Leave soon and keep the state; safe in a signal handler and in another thread."""
-        self._stopped = True
+        self._ending.wanted = True
         self._training.cancel()
         self._endpoint.wake()
 
@@ -323,17 +268,16 @@ class Agent:
     def _obey(self) -> None:
         """Do, and say, what follows from the owner's conditions if others are met than before."""
         if self._participation.news():
-            self._tell_held()
+            self._held.tell()
             self._round.obey()
 
-    def _tell_held(self) -> None:
-        """Say what holds this device, to its owner and to the coordinator."""
-        owner = self._participation
-        owner.news()
-        self._report(
-            "held" if owner.held else "free", {"conditions": owner.held, "reason": owner.reason}
-        )
-        self._presence.publish(owner.held)
+    def _take_next(self) -> None:
+        """Take the task that has waited for the end of a round, if that has come.
+
+        What was delivered since may have answered it.
+        """
+        while self._takes_part and (task := self._round.take_next()) is not None:
+            self._on_task(task)
 
     def _on_task(self, task: Task) -> None:
         try:
@@ -403,6 +347,7 @@ class Agent:
         self._obey()
         self._calibrate()
         self._round.advance()
+        self._take_next()
         self._upgrade()
         self._presence.answer(time.monotonic())
         if time.monotonic() >= self._presence.heartbeat_due:
@@ -458,10 +403,3 @@ class Agent:
         up, down = self._store.counters.totals
         figures = {"finished": self._finished, "bytes_up": up, "bytes_down": down}
         self._report("left", figures | {"refused": self._refusals.by_rule})
-
-
-def _how_to_enrol(store: Store) -> str:
-    return (
-        f"have it invited as '{store.device_id}', stop it, and enrol it: "
-        f"protofleet device enroll INVITATION --store {shell_word(store.folder)}"
-    )

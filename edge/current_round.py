@@ -10,25 +10,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
-from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.learning.training import Learner, trained_figures
-from protofleet.edge.learning.training_thread import TrainingThread
+from protofleet.edge.learning.training import trained_figures
 from protofleet.edge.outbox import SETTLE_S, Outbox
-from protofleet.edge.owner.participation import Participation
-from protofleet.edge.presence import PresencePublisher
-from protofleet.edge.refusals import Refusals
+from protofleet.edge.parts import Device
 from protofleet.edge.state.journal import PendingUpdate, PersonalState
-from protofleet.edge.state.store import Store
-from protofleet.edge.storage import StorageWait
-from protofleet.edge.waiting import TransferWait, WaitingLog
+from protofleet.edge.waiting import TransferWait
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import (
     ReceivedPayload,
@@ -38,7 +30,6 @@ from protofleet.federation.client import (
 )
 from protofleet.federation.outcomes.gate import GateEvidence
 from protofleet.strategies.training import DivergedError
-from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
 from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
 from protofleet.wire.transfers.transfer import transfer_id as transfer_of
@@ -46,63 +37,26 @@ from protofleet.wire.transfers.transfer import transfer_id as transfer_of
 _log = logging.getLogger(__name__)
 
 
-Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, moved, switched, held, free, waiting, calibrating, calibrated,
-task, trained, delivered, in_use, dropped, finished, left) and its figures."""
-
-
 class CurrentRound:
     """One device's round, from its task to its receipt.
 
     Args:
-        endpoint: the wire's device end.
-        store: of the device.
-        learner: trains, scores and measures.
-        training: the learner's thread.
-        run: builds strategies.
-        who: what may be sent.
-        participation: whether anything may be transferred.
-        presence: tells how many examples a round has, and that one has failed.
-        refusals: notes what was refused.
-        storage: waits for a disk.
-        waiting: tells what an idle device waits for.
-        report: told what happens.
-        warn: logs a format and its values; of a flood few.
-        take: takes the task that has waited for the end of a round.
-        stopped: whether the device is to leave, and to keep what it has.
+        device: its parts.
 
     Attributes:
         phase: where the device stands.
         next: the task that waits for the end of this round; None: there is none.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
-        self,
-        *,
-        endpoint: DeviceEndpoint,
-        store: Store,
-        learner: Learner,
-        training: TrainingThread,
-        run: AnnouncedRun,
-        who: DeviceInfo,
-        participation: Participation,
-        presence: PresencePublisher,
-        refusals: Refusals,
-        storage: StorageWait,
-        waiting: WaitingLog,
-        report: Report,
-        warn: Callable[..., None],
-        take: Callable[[Task], None],
-        stopped: Callable[[], bool],
-    ) -> None:
-        self._endpoint, self._store, self._learner = endpoint, store, learner
-        self._meter, self._training = learner.meter, training
-        self._run, self._who, self._participation = run, who, participation
-        self._presence, self._refusals, self._storage = presence, refusals, storage
-        self._waiting, self._report, self._warn = waiting, report, warn
-        self._take, self._stopped = take, stopped
+    def __init__(self, device: Device) -> None:
+        self._endpoint, self._store, self._learner = device.endpoint, device.store, device.learner
+        self._meter, self._training = device.learner.meter, device.training
+        self._run, self._who, self._participation = device.run, device.who, device.participation
+        self._presence, self._refusals = device.presence, device.refusals
+        self._storage, self._waiting, self._ending = device.storage, device.waiting, device.ending
+        self._report, self._warn = device.report, device.warn
         self._transfer = TransferWait()
-        self._outbox = Outbox(endpoint, store, participation)
+        self._outbox = Outbox(device.endpoint, device.store, device.participation)
         self._current: ActiveRound | None = None
         self._over = ""
         self.phase = DevicePhase.IDLE
@@ -299,17 +253,20 @@ class CurrentRound:
         self.become_idle()
 
     def become_idle(self) -> None:
-        """The round is over; the task that waits for it is taken."""
+        """The round is over."""
         self._meter.enter("idle")
         self.phase = DevicePhase.IDLE
         self._current, self._over = None, ""
         self._outbox.clear()
         self._transfer.end()
         self._waiting.begin(time.monotonic())
+
+    def take_next(self) -> Task | None:
+        """The task that has waited for the end of a round, once that has come; None: none has."""
+        if self.phase is not DevicePhase.IDLE:
+            return None
         task, self.next = self.next, None
-        if task is not None:
-            # What has been delivered since may have answered it.
-            self._take(task)
+        return task
 
     def heartbeat(self, phase: HeartbeatPhase) -> None:
         """Say that the device lives, which round it is in, and what it has paid."""
@@ -394,7 +351,7 @@ class CurrentRound:
         self.drop(reason)
 
     def _on_trained(self, trained: TrainedRound | None) -> None:
-        if trained is None and self._stopped():
+        if trained is None and self._ending.wanted:
             return
         if trained is None or self.next is not None or self._current is None:
             self.drop(self._over or "a newer task came")

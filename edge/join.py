@@ -16,8 +16,9 @@ from protofleet.bundle import Bundle
 from protofleet.datasets.arrays import doubt_of_scale
 from protofleet.durable import write_whole
 from protofleet.edge.agent import Agent
+from protofleet.edge.compose import compose
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
-from protofleet.edge.current_round import Report, in_use_figures
+from protofleet.edge.current_round import in_use_figures
 from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.personalise import head_first
@@ -28,6 +29,7 @@ from protofleet.edge.rehearsal import rehearse
 from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
+from protofleet.edge.told import Report
 from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends
@@ -167,12 +169,12 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         )
         endpoint = _endpoint(options, place, store, who)
         participation = watch_policy(store, options.policy, options.conditions)
-        yield Agent(
+        yield compose(
             endpoint,
             move,
             learner,
-            report,
             who,
+            report,
             stays=options.stays,
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),

@@ -10,6 +10,7 @@ from typing import TypeVar
 from protofleet.edge.owner.participation import Participation
 from protofleet.edge.owner.policy import Unmet
 from protofleet.edge.state.store import Store
+from protofleet.edge.told import Ending, HeldNotice
 from protofleet.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -31,19 +32,19 @@ class StorageWait:
     Args:
         store: told to wait here, too.
         participation: has the condition meanwhile.
-        tell: says so, to the coordinator and to the owner.
-        stopped: whether the device is to end.
+        held: says so, to the coordinator and to the owner.
+        ending: whether the device is to leave.
     """
 
     def __init__(
         self,
         store: Store,
         participation: Participation,
-        tell: Callable[[], None],
-        stopped: Callable[[], bool],
+        held: HeldNotice,
+        ending: Ending,
     ) -> None:
         self._store, self._participation = store, participation
-        self._tell, self._stopped = tell, stopped
+        self._held, self._ending = held, ending
         store.await_storage = self.wait
 
     def wait(self, error: StorageError) -> None:
@@ -54,10 +55,10 @@ class StorageWait:
         """
         _log.error("%s; this device takes no part until it can write there", error)
         self._participation.storage = Unmet(CONDITION, str(error))
-        self._tell()
+        self._held.tell()
         try:
             while not self._written():
-                if self._stopped():
+                if self._ending.wanted:
                     raise error
         finally:
             self._participation.storage = None
@@ -65,7 +66,7 @@ class StorageWait:
 
     def _written(self) -> bool:
         until = time.monotonic() + LOOK_S
-        while not self._stopped() and time.monotonic() < until:
+        while not self._ending.wanted and time.monotonic() < until:
             time.sleep(_STEP_S)  # signals come between
         try:
             self._store.probe()

@@ -10,10 +10,7 @@ import logging
 import math
 from itertools import pairwise
 
-from protofleet.edge.current_round import Report
-from protofleet.edge.device_info import DeviceInfo
-from protofleet.edge.learning.training import Learner
-from protofleet.edge.learning.training_thread import TrainingThread
+from protofleet.edge.parts import Device
 from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.client import MOST_SEED, RoundConfig
 from protofleet.federation.outcomes.calibration import RATIOS
@@ -26,19 +23,15 @@ class CalibrationClient:
     """Tries the rates that an announcement names.
 
     Args:
-        learner: trains and scores.
-        training: the learner's thread.
-        who: what may be sent.
-        report: told what happens.
+        device: its parts.
 
     Attributes:
         answer: for the presence.
     """
 
-    def __init__(
-        self, learner: Learner, training: TrainingThread, who: DeviceInfo, report: Report
-    ) -> None:
-        self._learner, self._training, self._who, self._report = learner, training, who, report
+    def __init__(self, device: Device) -> None:
+        self._learner, self._training = device.learner, device.training
+        self._who, self._report = device.who, device.report
         self._order: CalibrationOrder | None = None
         self._strategy = ""
         self._trying: CalibrationOrder | None = None

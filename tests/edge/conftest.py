@@ -22,7 +22,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import agent, current_round
-from protofleet.edge.agent import Agent
+from protofleet.edge.compose import compose
 from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.training import Learner, LocalData
@@ -168,12 +168,12 @@ class Device:
         who = DeviceInfo(
             device_id=_NAME, boot_id="1", binding=binding, num_examples=40, sends=self.sends
         )
-        self.agent = Agent(
+        self.agent = compose(
             self.endpoint,
             move,
             self.learner(kind),
-            lambda *report: self.reports.append(report),
             who,
+            lambda *report: self.reports.append(report),
             stays=self._stays,
             participation=self.participation,
             tail=self.tail,

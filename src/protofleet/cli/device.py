@@ -28,7 +28,7 @@ from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
-    from protofleet.edge.current_round import Report
+    from protofleet.edge.told import Report
 
 _PATH = click.Path(path_type=Path)
 
