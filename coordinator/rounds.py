@@ -21,7 +21,7 @@ from protofleet.coordinator.fleet_gains import FleetGains
 from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.payloads import Payloads
 from protofleet.errors import RefusedError
-from protofleet.federation.claims import LearnedBounds
+from protofleet.federation.client_limits import LearnedBounds
 from protofleet.federation.outcomes.trouble import LossWatch
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import PrivacyRecord, Scores

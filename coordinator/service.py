@@ -27,7 +27,7 @@ from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.federation.claims import relaxed_bounds
+from protofleet.federation.client_limits import relaxed_bounds
 from protofleet.federation.outcomes.trouble import troubles
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedules import schedule

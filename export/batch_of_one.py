@@ -17,7 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import InputError
 from protofleet.export.capture.functions import TensorsOnly
-from protofleet.export.places import ModuleStack, first_line, line_here, line_of, runs_models
+from protofleet.export.source_locations import (
+    ModuleStack,
+    first_line,
+    line_here,
+    line_of,
+    runs_models,
+)
 
 _aten = torch.ops.aten
 

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from protofleet.errors import ExportError, InputError
 from protofleet.export.batch_of_one import check_one_example
 from protofleet.export.capture.functions import TensorsOnly
-from protofleet.export.capture.ports import holds_infinity
+from protofleet.export.capture.graph_ports import holds_infinity
 from protofleet.export.independence import check_independent
-from protofleet.export.places import (
+from protofleet.export.source_locations import (
     ModuleStack,
     first_line,
     forward_of,

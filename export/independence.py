@@ -25,7 +25,7 @@ from protofleet.errors import InputError
 from protofleet.export.capture.noise import Distribution, explicit_noise
 from protofleet.export.classifier.calls import evaluation
 from protofleet.export.functional import call_with
-from protofleet.export.places import ModuleStack, line_here, runs_models
+from protofleet.export.source_locations import ModuleStack, line_here, runs_models
 
 _EXAMPLES = 2
 _TOLERANCE = 1e-4

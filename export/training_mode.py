@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from protofleet.errors import InputError
 from protofleet.export.functional import call_with
-from protofleet.export.places import forward_of, labelled
+from protofleet.export.source_locations import forward_of, labelled
 
 _SAME = 1e-4
 """Of outputs, as threads may add numbers in another order."""

@@ -25,7 +25,7 @@ from protofleet.export.capture import (
     override_recurrent,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
-from protofleet.export.places import is_users
+from protofleet.export.source_locations import is_users
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_fourier.FUNCTIONS,

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture.functions import ProgramFunctions, symbolic_lengths
-from protofleet.export.capture.ports import Names, finish, holds_infinity
+from protofleet.export.capture.graph_ports import Names, finish, holds_infinity
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace

@@ -13,7 +13,7 @@ from torch.fx import traceback as fx_traceback
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import ExportError
-from protofleet.export.places import ModuleStack, first_line, line_here, line_of
+from protofleet.export.source_locations import ModuleStack, first_line, line_here, line_of
 
 _KEY = "protofleet_source"
 _INDICES = (torch.int64, torch.int32)

@@ -33,7 +33,7 @@ from protofleet.export.capture.decompositions import backward_table, forward_tab
 from protofleet.export.capture.lookups import KnownValues, rewritten
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
 from protofleet.export.capture.source import SourceTracker, place_of
-from protofleet.export.places import is_users, runs_models
+from protofleet.export.source_locations import is_users, runs_models
 
 
 class PureFunction(Protocol):

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.capture.ports import MAX_TABLE_BYTES
+from protofleet.export.capture.graph_ports import MAX_TABLE_BYTES
 from protofleet.export.capture.source import place_of
 from protofleet.export.onnx import alp, recurrent
 from protofleet.export.onnx.registry import shared_registry

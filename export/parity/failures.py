@@ -15,7 +15,7 @@ from protofleet.export.capture import CapturedProgram
 from protofleet.export.capture.source import place_of
 from protofleet.export.onnx.write import nodes_by_name
 from protofleet.export.parity.inputs import Arrays, Runner
-from protofleet.export.places import first_line
+from protofleet.export.source_locations import first_line
 from protofleet.export.tflite.lower import nodes_in_order
 
 _REMEDY = (

@@ -16,7 +16,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from protofleet.errors import ExportError
-from protofleet.export.capture.ports import MAX_TABLE_BYTES
+from protofleet.export.capture.graph_ports import MAX_TABLE_BYTES
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ from tiny_perceptron import perceptron, with_programs
 from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.claims import check_differences, difference_norms, learned_bounds
+from protofleet.federation.client_limits import check_differences, difference_norms, learned_bounds
 from protofleet.strategies import build
 from protofleet.strategies.aggregation import clipped
 from protofleet.strategies.methods.fedpac import head_weights

@@ -34,8 +34,8 @@ from protofleet.experiments.progress import (
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
 from protofleet.experiments.workers import OpenWorkers, Workers
-from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
+from protofleet.federation.client_limits import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.coding import (
     CodedPayload,
     DecodedUpdate,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from protofleet.errors import RefusedError
-from protofleet.federation.claims import Norms, measured
+from protofleet.federation.client_limits import Norms, measured
 from protofleet.federation.coding import DecodedUpdate, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.strategies.tasks import TASKS, LearningTask

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from protofleet.errors import ProtofleetError
-from protofleet.federation import claims
+from protofleet.federation import client_limits
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
-from protofleet.federation.claims import Admitted, Limited, Norms
+from protofleet.federation.client_limits import Admitted, Limited, Norms
 from protofleet.federation.coding import (
     DecodedUpdate,
     decode_update,
@@ -113,7 +113,7 @@ class Server:
             round_id: the round its offer names.
             class_counts: what its client has registered; None: nothing.
             num_examples: what its presence says; None: nothing is known.
-            bounds: of its differences (``claims.learned_bounds``).
+            bounds: of its differences (``client_limits.learned_bounds``).
 
         Raises:
             RefusedError: a rule is broken; the update must not be used.
@@ -136,8 +136,8 @@ class Server:
             round_id=round_id,
             baseline=baseline,
         )
-        claims.check_examples(decoded.record, num_examples)
-        claims.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
+        client_limits.check_examples(decoded.record, num_examples)
+        client_limits.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
         return replace(decoded, norms=norms).told(self.plan.sends)
 
     def to_keep(self, decoded: DecodedUpdate, baseline: Tensors, round_id: int) -> DecodedUpdate:
@@ -197,16 +197,16 @@ class Server:
                 updates, admitted, round_id, lambda client_id: self._present(state, client_id)
             )
         chosen = self.plan.config.aggregation
-        believed, limited = claims.believed_examples(updates, admitted, chosen.most_examples)
-        farthest, fault = claims.by_length(admitted), ""
+        believed, limited = client_limits.believed_examples(updates, admitted, chosen.most_examples)
+        farthest, fault = client_limits.by_length(admitted), ""
         for count in range(min((len(farthest) - 1) // 2, _MOST_LEFT_OUT) + 1):
             left_out = tuple(sorted(farthest[:count]))
-            some = claims.Without(believed, left_out) if left_out else believed
+            some = client_limits.Without(believed, left_out) if left_out else believed
             ids = [one.record.client_id for one in admitted]
             new, long = self._aggregated(
                 state, round_id, some, [one for one in ids if one not in left_out]
             )
-            wrong = claims.state_fault(new.tensors, self.expected.max_norm)
+            wrong = client_limits.state_fault(new.tensors, self.expected.max_norm)
             if not wrong:
                 return Aggregated(
                     state=new, limited=(*limited, *long), fault=fault, left_out=left_out
@@ -245,7 +245,7 @@ class Server:
         """
         tools = replace(self.tools(round_id), noise=Noise(seed))
         new = self._of_round(self.plan.strategy.aggregate(state, updates, tools), round_id)
-        if fault := claims.state_fault(new.tensors, self.expected.max_norm):
+        if fault := client_limits.state_fault(new.tensors, self.expected.max_norm):
             kept = replace(state, round_id=round_id, figures={})
             return Aggregated(state=kept, fault=fault, dropped=True)
         return Aggregated(state=new)
@@ -279,7 +279,7 @@ class Server:
         """
         if self.plan.privacy is not None:
             return {}
-        return claims.median_norms(one.norms for one in admitted)
+        return client_limits.median_norms(one.norms for one in admitted)
 
     @staticmethod
     def figures(state: ServerState) -> dict[str, float]:

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.federation.claims import Admitted, Norms
+from protofleet.federation.client_limits import Admitted, Norms
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.strategies.types import Update, Updates

@@ -10,7 +10,7 @@ from protofleet.export.capture.source import place_of
 from protofleet.export.classifier import find_parts
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.places import line_here
+from protofleet.export.source_locations import line_here
 from protofleet.nn import align
 
 
