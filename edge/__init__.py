@@ -4,7 +4,7 @@ Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
 """
 
 from protofleet.edge.data.local_data import load_local_data
-from protofleet.edge.join import JoinOptions, join
+from protofleet.edge.join import Habits, JoinOptions, join
 from protofleet.edge.learning.training import LocalData
 from protofleet.edge.learning.trial import Trial, try_bundle
 from protofleet.edge.personal import PersonalModel, open_bundle, open_personal
@@ -13,6 +13,7 @@ from protofleet.edge.state.store import Store
 from protofleet.edge.told import Report
 
 __all__ = [
+    "Habits",
     "JoinOptions",
     "LocalData",
     "PersonalModel",

@@ -6,11 +6,13 @@ import contextlib
 import logging
 import secrets
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.datasets.arrays import doubt_of_scale
@@ -48,6 +50,25 @@ from protofleet.wire.trust.protection import Plain
 _log = logging.getLogger(__name__)
 
 
+class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a device behaves in a federation: options of ``device join``, and of virtual devices.
+
+    Attributes:
+        sends: what this device tells beside tensors, whatever the coordinator asks for.
+        stays: whether the device waits for another run when the federation has finished.
+        sends_log: whether the last lines of the log go to the coordinator when a round fails.
+        keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
+        conditions: keys of the owner's conditions (``policy.toml``) that hold in place of the
+            file's.
+    """
+
+    sends: Sends = Sends()
+    stays: bool = False
+    sends_log: bool = False
+    keepalive_s: int = 30
+    conditions: dict[str, Any] = {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
     """How a device takes part.
@@ -63,12 +84,8 @@ class JoinOptions:
         trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
-        sends: what this device tells beside tensors, whatever the coordinator asks for.
-        stays: whether the device waits for another run when the federation has finished.
-        sends_log: whether the last lines of the log go to the coordinator when a round fails.
-        keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
         policy: file of the owner's conditions; None: ``policy.toml`` in the store, if it is there.
-        conditions: keys of it that hold in place of the file's.
+        habits: how it behaves there.
     """
 
     broker: BrokerAccess | None
@@ -80,12 +97,8 @@ class JoinOptions:
     backend: BackendName = "auto"
     trusted: Collection[bytes] = ()
     keep_bundle: bool = True
-    sends: Sends = field(default_factory=Sends)
-    stays: bool = False
-    sends_log: bool = False
-    keepalive_s: int = 30
     policy: Path | None = None
-    conditions: Mapping[str, Any] = field(default_factory=dict)
+    habits: Habits = field(default_factory=Habits)
 
 
 def join(options: JoinOptions, data: LocalData, report: Report) -> int:
@@ -136,7 +149,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
     _check_strategy(bundle)
     check_data(data, bundle.manifest)
     with (
-        log_tail(kept=options.sends_log) as tail,
+        log_tail(kept=options.habits.sends_log) as tail,
         Store.open(options.store, device_id=options.device_id) as store,
     ):
         path, bundle = _present_bundle(options, data, store, bundle)
@@ -164,18 +177,18 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             num_examples=learner.num_examples(1),
             sequence=bundle.manifest.sequence,
             takes_bundles=options.keep_bundle,
-            sends=options.sends,
+            sends=options.habits.sends,
             doubts=_doubts(bundle, data),
         )
         endpoint = _endpoint(options, place, store, who)
-        participation = watch_policy(store, options.policy, options.conditions)
+        participation = watch_policy(store, options.policy, options.habits.conditions)
         yield compose(
             endpoint,
             move,
             learner,
             who,
             report,
-            stays=options.stays,
+            stays=options.habits.stays,
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),
             tail=tail,
@@ -329,7 +342,7 @@ def _endpoint(options: JoinOptions, place: _Place, store: Store, who: DeviceInfo
         store.partial,
         protection=_protection(store),
         will=who.presence("offline"),
-        keepalive_s=options.keepalive_s,
+        keepalive_s=options.habits.keepalive_s,
     )
 
 

@@ -51,6 +51,7 @@ def main(path: Path) -> int:
                 backend=spec.profile.backend,
                 trusted=trusted,
                 keep_bundle=False,
+                habits=spec.profile.habits,
             ),
             data,
             _report,

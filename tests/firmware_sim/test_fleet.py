@@ -13,7 +13,9 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.windows import Windows
+from protofleet.edge.join import Habits
 from protofleet.errors import InputError
+from protofleet.federation.records import Sends
 from protofleet.firmware_sim import virtual_device
 from protofleet.firmware_sim.fleet import Fleet
 from protofleet.firmware_sim.imu import ImuProfile
@@ -37,6 +39,10 @@ folder = "fleet"
 threads = 2
 [profiles.watch.imu]
 rate_hz = 26
+[profiles.watch.habits]
+stays = true
+[profiles.watch.habits.sends]
+scores = false
 [[devices]]
 id = "a"
 profile = "watch"
@@ -51,7 +57,9 @@ def test_fleet_file_is_read_and_paths_start_at_its_folder(tmp_path):
     fleet = load_fleet(tmp_path / "fleet.toml")
     assert fleet.bundle == tmp_path / "bundle.pfb"
     assert fleet.devices[0].motion == tmp_path / "a.npz"
-    assert fleet.profile_of(fleet.devices[0]).imu.rate_hz == 26
+    watch = fleet.profile_of(fleet.devices[0])
+    assert watch.imu.rate_hz == 26
+    assert watch.habits == Habits(stays=True, sends=Sends(scores=False))
     assert fleet.profile_of(fleet.devices[1]) == DeviceProfile()
     assert fleet.seed == 3
 

@@ -166,7 +166,7 @@ def join(
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
     start_process(threads)
-    from protofleet.edge import JoinOptions
+    from protofleet.edge import Habits, JoinOptions
     from protofleet.edge import join as run_device
     from protofleet.edge.state.stores import default_store, only_store
     from protofleet.federation.records import Sends
@@ -184,11 +184,13 @@ def join(
         threads=threads,
         backend=source["backend"],
         trusted=trusted,
-        sends=Sends(scores=not no_scores, counts=not no_counts),
-        stays=stay,
-        sends_log=send_log,
         policy=policy_file,
-        conditions=conditions,
+        habits=Habits(
+            sends=Sends(scores=not no_scores, counts=not no_counts),
+            stays=stay,
+            sends_log=send_log,
+            conditions=conditions,
+        ),
     )
     data = _load(source, trusted, pooled, later)
     status = run_device(options, data, _reporter(as_json=as_json))
