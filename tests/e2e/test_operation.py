@@ -195,7 +195,8 @@ def test_two_federations_in_one_process_end_each_on_its_own(make_federation, tmp
         ),
     )
     both.terminate()
-    assert both.finish() in (143, 1)
+    # On a slow machine the other federation may have ended: the process ends by itself, too.
+    assert both.finish() in (143, 1, -signal.SIGTERM)
     assert {one["federation"] for one in both.events} == {"home", "lab"}
     other.terminate()
     again = home.start_coordinator()
