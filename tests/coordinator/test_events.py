@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import msgspec
 from rich.text import Text
@@ -19,6 +20,12 @@ def test_every_event_has_a_sentence_and_comes_back_from_its_line():
         assert event.text, kind
         assert event.text.isprintable()
         assert events.from_line(events.to_line(event, 1.5).encode()) == event
+
+
+def test_every_event_stands_in_the_pages_table():
+    text = (Path(__file__).parents[2] / "docs" / "coordinator.md").read_text()
+    tags = [kind.__struct_config__.tag for kind in events.KINDS]
+    assert [tag for tag in tags if f"\n| `{tag}` |" not in text] == []
 
 
 def _placeholders(kind):
