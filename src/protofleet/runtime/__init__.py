@@ -1,7 +1,8 @@
 """Runs a bundle's programs on tensor maps, with ONNX Runtime or with LiteRT."""
 
 from protofleet.runtime._alp import KernelError
-from protofleet.runtime._backend import PACKAGES, BackendName, Kernels, choose_backend
+from protofleet.runtime._backend import Kernels
+from protofleet.runtime._choice import PACKAGES, BackendName, choose_backend
 from protofleet.runtime._footprint import release, return_large_blocks
 from protofleet.runtime._litert import SUM, open_interpreter
 from protofleet.runtime.classifier import Classifier, open_classifier

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Precision
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._backend import BackendName, ProgramSource, open_backend
+from protofleet.runtime._backend import ProgramSource
+from protofleet.runtime._choice import BackendName, open_backend
 from protofleet.runtime._freeze import Frozen
 from protofleet.runtime._infer import InferProgram
 from protofleet.runtime._program import LazyProgram

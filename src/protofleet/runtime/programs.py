@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._backend import BackendName, Kernels, ProgramSource, open_backend
+from protofleet.runtime._backend import Kernels, ProgramSource
+from protofleet.runtime._choice import BackendName, open_backend
 from protofleet.runtime._infer import LAYERS, InferProgram
 from protofleet.runtime._program import LazyProgram
 from protofleet.runtime._train import TrainProgram

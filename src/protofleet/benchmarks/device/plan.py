@@ -10,7 +10,7 @@ from pathlib import Path
 
 from protofleet.benchmarks.device.report import Backend, Combination, Settings
 from protofleet.bundle.manifest import Manifest, Precision, Program
-from protofleet.runtime._backend import PACKAGES
+from protofleet.runtime._choice import PACKAGES
 from protofleet.strategies import DESCRIPTIONS
 
 BACKENDS: tuple[Backend, ...] = ("onnx", "litert")
