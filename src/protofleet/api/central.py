@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
+from protofleet.api.data import to_preprocessing
 from protofleet.bundle import keys
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.bundle.rules import check_preprocessing
@@ -268,10 +269,8 @@ def _preprocessing(
             "export_model: expected either input_shape, the shape of one example as in (128, 6), "
             f"or preprocessing, got {'neither' if input_shape is None else 'both'}"
         )
-    if isinstance(preprocessing, Preprocessing):
-        return preprocessing
     if preprocessing is not None:
-        return _converted(preprocessing)
+        return to_preprocessing(preprocessing)
     try:
         found = Preprocessing(input_shape=tuple(int(size) for size in input_shape or ()))
         check_preprocessing(found)
@@ -279,15 +278,6 @@ def _preprocessing(
         raise InputError(
             f"input_shape: expected sizes like (128, 6), got {input_shape!r}"
         ) from error
-    return found
-
-
-def _converted(given: Mapping[str, Any]) -> Preprocessing:
-    try:
-        found = msgspec.convert(given, Preprocessing)
-        check_preprocessing(found)
-    except (msgspec.ValidationError, RefusedError) as error:
-        raise InputError(f"preprocessing: {error}") from error
     return found
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.bundle.rules import check_preprocessing
 from protofleet.datasets import DeviceData, catalogue, load_device_data
 from protofleet.datasets.federate import Dirichlet, Iid, Natural, Partition, Stratified, federate
 from protofleet.datasets.joining import taken
@@ -17,7 +20,8 @@ from protofleet.datasets.partition import stratified_split
 from protofleet.datasets.pool import Pool
 from protofleet.edge.data.examples import load_examples
 from protofleet.edge.data.recording import to_device_data
-from protofleet.errors import InputError
+from protofleet.edge.data.unbundled import manifest_for
+from protofleet.errors import InputError, RefusedError
 
 
 def load_dataset(name: str, *, root: Path | str | None = None, **options: Any) -> Pool:
@@ -60,8 +64,10 @@ def load_npz(path: Path | str) -> DeviceData:
 
 def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by its name
     sources: Path | str | Sequence[Path | str],
-    bundle: Path | str,
+    bundle: Path | str | None = None,
     *,
+    preprocessing: Preprocessing | Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
     trusted: Collection[bytes] = (),
     raw: bool = False,
     test_share: float = 0.3,
@@ -74,7 +80,10 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
 
     Args:
         sources: a table such as ``mine.csv``, a folder or a zip of tables, or several.
-        bundle: folder or file: whose windows, channels and classes they are to have.
+        bundle: folder or file: whose windows, channels and classes they are to have; None:
+            ``preprocessing`` and ``classes`` say them, before there is a bundle.
+        preprocessing: rate, window and channels of an example, as of ``export_model``.
+        classes: that labels, folders or files name.
         trusted: raw public keys whose signature on it counts; empty: those of the user's trust
             store, and this user's own.
         raw: examples that are no sensor samples are readings as they come: normalise them.
@@ -90,11 +99,17 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
 
     Raises:
         MissingDataError: a source is absent, or has no table in it.
-        InputError: a table that cannot be read, none that fits the bundle, or no label.
+        InputError: a table that cannot be read, none that fits, or no label; both a bundle and
+            preprocessing, or neither.
         RefusedError: the bundle is not what was signed, or its signer is not trusted.
     """
     names = [sources] if isinstance(sources, Path | str) else list(sources)
-    manifest = Bundle.open(bundle, trusted=trusted).manifest
+    if bundle is not None and preprocessing is None:
+        manifest = Bundle.open(bundle, trusted=trusted).manifest
+    elif preprocessing is not None and bundle is None:
+        manifest = manifest_for(to_preprocessing(preprocessing), classes)
+    else:
+        raise InputError("read_recording: expected either a bundle or preprocessing and classes")
     blocks = load_examples(
         [str(one) for one in names],
         manifest,
@@ -104,6 +119,18 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
         labels=None if labels is None else str(labels),
     )
     return to_device_data(blocks, manifest, raw=raw, test_share=test_share)
+
+
+def to_preprocessing(given: Preprocessing | Mapping[str, Any]) -> Preprocessing:
+    """The record of what a mapping says; InputError if it is none."""
+    if isinstance(given, Preprocessing):
+        return given
+    try:
+        found = msgspec.convert(given, Preprocessing)
+        check_preprocessing(found)
+    except (msgspec.ValidationError, RefusedError) as error:
+        raise InputError(f"preprocessing: {error}") from error
+    return found
 
 
 def hold_out(pool: Pool, fraction: float, *, seed: int = 0) -> tuple[Pool, Pool]:

@@ -47,10 +47,8 @@ _NAME_OPTIONS = (
     click.option("--targets", help="Names of targets or labels, comma-separated, as --classes."),
 )
 
-task_options = gathered(OutputOptions, "given", _TASK_OPTIONS)
-"""``--task`` and ``--loss``."""
 output_options = gathered(OutputOptions, "given", (*_TASK_OPTIONS, *_NAME_OPTIONS))
-"""These, and the outputs' names."""
+"""Task, loss and the outputs' names."""
 
 
 def resolve_task(given: OutputOptions, metadata: Mapping[str, str]) -> tuple[TaskName, str]:

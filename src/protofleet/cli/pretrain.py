@@ -14,9 +14,11 @@ import click
 
 from protofleet.cli._files import read_training_data
 from protofleet.cli._outputs import check_writable_folder
+from protofleet.cli._recordings import are_recordings, read_recorded
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
-from protofleet.cli._task import OutputOptions, resolve_task, task_options
+from protofleet.cli._store import columns_option, labels_option, rate_option, time_option
+from protofleet.cli._task import OutputOptions, output_options, resolve_task
 from protofleet.cli._verbosity import say, verbosity
 from protofleet.errors import InputError
 
@@ -37,13 +39,24 @@ if TYPE_CHECKING:
     show_default=True,
     help="mae: masked autoencoder, needs no y; for HART.",
 )
-@task_options
+@output_options
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     required=True,
-    help="npz with x, y, and classes (or targets) if they have names.",
+    multiple=True,
+    help="npz with x, y, and classes (or targets) if they have names; or recordings: a table such "
+    "as FILE.csv, a folder or a zip of tables; may be repeated.",
 )
+@click.option(
+    "--preprocessing",
+    type=click.Path(path_type=Path),
+    help="Of recordings: JSON with rate_hz, window, hop, channels, mean, std (docs/bundle.md).",
+)
+@rate_option
+@time_option
+@columns_option
+@labels_option
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
 @click.option(
@@ -75,7 +88,8 @@ def pretrain(
     pairs: tuple[str, ...],
     objective: Literal["supervised", "mae"],
     given: OutputOptions,
-    data: Path,
+    data: tuple[Path, ...],
+    preprocessing: Path | None,
     out: Path,
     init: Path | None,
     allow_probabilities: bool,
@@ -97,11 +111,23 @@ def pretrain(
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
     check_writable_folder(out, "--out")
     task, loss = resolve_task(given, {})
-    arrays, names = read_training_data(data, supervised=objective == "supervised", task=task)
+    table = {name: options.pop(name) for name in ("rate_hz", "time", "columns", "labels")}
+    supervised = objective == "supervised"
+    classes = () if given.classes is None else tuple(given.classes.split(","))
+    if are_recordings(data):
+        if task != "classification":
+            raise InputError(f"data '{data[0]}': recordings have classes; save a {task} as an .npz")
+        arrays, names = read_recorded(data, preprocessing, classes, supervised=supervised, **table)
+        digest = _digest_of(arrays)
+    else:
+        said = {"classes": classes, "targets": given.targets, "preprocessing": preprocessing}
+        _refuse_for_arrays(data[0], **said, **table)
+        arrays, names = read_training_data(data[0], supervised=supervised, task=task)
+        digest = _digest(data[0])
     settings = _with_sizes(spec, parse_pairs(pairs), arrays["x"], len(names))
     torch.manual_seed(options["seed"])
     model = _model(spec, settings, init)
-    known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
+    known = {"model": spec, "data": digest, "init": init.name if init else ""}
     known |= {"settings": json.dumps(settings, sort_keys=True)}
     known |= {"input_shape": json.dumps(arrays["x"].shape[1:])}
     kind = "classes" if task == "classification" else "targets"
@@ -154,6 +180,21 @@ def _initialise(model: nn.Module, init: Path) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _digest_of(arrays: dict[str, NDArray[Any]]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(arrays[name].tobytes())
+    return f"{len(arrays['x'])} recorded examples sha256:{found.hexdigest()}"
+
+
+def _refuse_for_arrays(path: Path, **given: Any) -> None:
+    """Raise InputError for an option that says something of recordings."""
+    for name, value in given.items():
+        if value not in (None, ()):
+            option = name.removesuffix("_hz")
+            raise InputError(f"data '{path}': --{option} is for recordings, leave it out")
 
 
 def _with_sizes(spec: str, settings: dict[str, Any], x: NDArray[Any], count: int) -> dict[str, Any]:

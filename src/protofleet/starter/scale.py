@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from protofleet.bundle.manifest import FORMAT_VERSION, Manifest, Preprocessing, StrategyDecl
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.data.examples import load_examples
+from protofleet.edge.data.unbundled import manifest_for
 from protofleet.errors import InputError
 from protofleet.starter.questions import Project
 
@@ -35,21 +36,7 @@ def scale_of(
         hop=window,
         channels=project.channels,
     )
-    manifest = Manifest(
-        format=FORMAT_VERSION,
-        name=project.name,
-        created="",
-        layout_hash="",
-        task="classification",
-        classes=project.classes,
-        preprocessing=plain,
-        params=(),
-        state=(),
-        programs={},
-        strategy=StrategyDecl(name=project.strategy, settings={}),
-        provenance={},
-        files={},
-    )
+    manifest = manifest_for(plain, project.classes)
     blocks = load_examples(sources, manifest)
     found = [block.x.reshape(-1, len(project.channels)) for block in blocks]
     values = np.concatenate(found).astype(np.float64)
