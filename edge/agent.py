@@ -20,7 +20,7 @@ from protofleet.edge.credentials import REMEDY
 from protofleet.edge.current_round import CurrentRound
 from protofleet.edge.decide import Decision, DevicePhase, decide
 from protofleet.edge.learning.calibrating import CalibrationClient
-from protofleet.edge.parts import Device
+from protofleet.edge.parts import DeviceParts
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.upgrade import Upgrades
 from protofleet.errors import RefusedError, StorageError, UnavailableError
@@ -49,14 +49,18 @@ class Agent:
     """
 
     def __init__(
-        self, device: Device, move: BundleMove, upgrades: Upgrades, *, stays: bool
+        self, device: DeviceParts, move: BundleMove, upgrades: Upgrades, *, stays: bool
     ) -> None:
         self._endpoint, self._participation = device.endpoint, device.participation
         self._move, self._store, self._report = move, device.store, device.report
         self._who, self._stays, self._warn = device.who, stays, device.warn
         self._presence, self._run, self._refusals = device.presence, device.run, device.refusals
         self._training, self._upgrades, self._held = device.training, upgrades, device.held
-        self._ending, self._storage, self._waiting = device.ending, device.storage, device.waiting
+        self._stop_flag, self._storage, self._waiting = (
+            device.stop_flag,
+            device.storage,
+            device.waiting,
+        )
         self._calibrating, self._round = CalibrationClient(device), CurrentRound(device)
         self._presence.calibration = self._calibrating.answer
         self._joined = self.switched = False
@@ -88,7 +92,7 @@ class Agent:
                     self._take_next()
                 self._advance()
         except StorageError:
-            if not self._ending.wanted:
+            if not self._stop_flag.wanted:
                 raise
         finally:
             self._leave()
@@ -96,7 +100,7 @@ class Agent:
 
     @property
     def _takes_part(self) -> bool:
-        return not (self._finished or self._ending.wanted or self.switched)
+        return not (self._finished or self._stop_flag.wanted or self.switched)
 
     @property
     def _finished(self) -> bool:
@@ -112,7 +116,7 @@ class Agent:
 
     def stop(self) -> None:
         """Leave soon and keep the state; safe in a signal handler and in another thread."""
-        self._ending.wanted = True
+        self._stop_flag.wanted = True
         self._training.cancel()
         self._endpoint.wake()
 

@@ -11,14 +11,14 @@ from protofleet.edge.learning.training import Learner
 from protofleet.edge.learning.training_thread import TrainingThread
 from protofleet.edge.log_tail import LogTail
 from protofleet.edge.log_throttle import WarningThrottle
+from protofleet.edge.notices import HeldNotice, Report, StopFlag
 from protofleet.edge.owner.participation import Participation
-from protofleet.edge.parts import Device
+from protofleet.edge.parts import DeviceParts
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
-from protofleet.edge.told import Ending, HeldNotice, Report
 from protofleet.edge.upgrade import Upgrades
 from protofleet.edge.waiting import WaitingLog
 from protofleet.printable import shell_word
@@ -52,11 +52,11 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         upgrades: other bundles over the wire; None: it takes none.
         tail: of the log, which goes to the coordinator when a round fails; None: it stays here.
     """
-    store, ending, warn = move.store, Ending(), WarningThrottle(_log).warning
+    store, stop_flag, warn = move.store, StopFlag(), WarningThrottle(_log).warning
     owner = participation or Participation()
     presence = PresencePublisher(endpoint, who, Registration(learner, who.sends), tail)
     held = HeldNotice(owner, presence, report)
-    device = Device(
+    device = DeviceParts(
         endpoint=endpoint,
         store=store,
         who=who,
@@ -67,11 +67,11 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         presence=presence,
         held=held,
         refusals=Refusals(warn),
-        storage=StorageWait(store, owner, held, ending),
+        storage=StorageWait(store, owner, held, stop_flag),
         waiting=WaitingLog(who.binding.federation, endpoint, _how_to_enrol(store)),
         report=report,
         warn=warn,
-        ending=ending,
+        stop_flag=stop_flag,
     )
     if upgrades is None:
         upgrades = Upgrades(endpoint, store, learner.manifest, present=who.binding.bundle)

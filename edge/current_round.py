@@ -18,7 +18,7 @@ import msgspec
 from protofleet.edge.decide import ActiveRound, DevicePhase, RoundProgress, progress_of
 from protofleet.edge.learning.training import trained_figures
 from protofleet.edge.outbox import SETTLE_S, Outbox
-from protofleet.edge.parts import Device
+from protofleet.edge.parts import DeviceParts
 from protofleet.edge.state.journal import PendingUpdate, PersonalState
 from protofleet.edge.waiting import TransferWait
 from protofleet.errors import InputError, ProvisionError, RefusedError
@@ -48,12 +48,16 @@ class CurrentRound:
         next: the task that waits for the end of this round; None: there is none.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceParts) -> None:
         self._endpoint, self._store, self._learner = device.endpoint, device.store, device.learner
         self._meter, self._training = device.learner.meter, device.training
         self._run, self._who, self._participation = device.run, device.who, device.participation
         self._presence, self._refusals = device.presence, device.refusals
-        self._storage, self._waiting, self._ending = device.storage, device.waiting, device.ending
+        self._storage, self._waiting, self._stop_flag = (
+            device.storage,
+            device.waiting,
+            device.stop_flag,
+        )
         self._report, self._warn = device.report, device.warn
         self._transfer = TransferWait()
         self._outbox = Outbox(device.endpoint, device.store, device.participation)
@@ -351,7 +355,7 @@ class CurrentRound:
         self.drop(reason)
 
     def _on_trained(self, trained: TrainedRound | None) -> None:
-        if trained is None and self._ending.wanted:
+        if trained is None and self._stop_flag.wanted:
             return
         if trained is None or self.next is not None or self._current is None:
             self.drop(self._over or "a newer task came")

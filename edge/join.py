@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,12 +26,12 @@ from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.personalise import head_first
 from protofleet.edge.learning.training import Learner, LocalData, check_data
 from protofleet.edge.log_tail import log_tail
+from protofleet.edge.notices import Report
 from protofleet.edge.owner.participation import watch_policy
 from protofleet.edge.rehearsal import rehearse
 from protofleet.edge.state.journal import StoreBinding
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
-from protofleet.edge.told import Report
 from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends
@@ -50,8 +50,8 @@ from protofleet.wire.trust.protection import Plain
 _log = logging.getLogger(__name__)
 
 
-class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a device behaves in a federation: options of ``device join``, and of virtual devices.
+class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a device behaves in a federation: options of ``device join`` and of virtual devices.
 
     Attributes:
         sends: what this device tells beside tensors, whatever the coordinator asks for.
@@ -65,7 +65,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sends: Sends = Sends()
     stays: bool = False
     sends_log: bool = False
-    keepalive_s: int = 30
+    keepalive_s: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 30
     conditions: dict[str, Any] = {}
 
 
@@ -85,7 +85,7 @@ class JoinOptions:
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
         policy: file of the owner's conditions; None: ``policy.toml`` in the store, if it is there.
-        habits: how it behaves there.
+        settings: how it behaves there.
     """
 
     broker: BrokerAccess | None
@@ -98,7 +98,7 @@ class JoinOptions:
     trusted: Collection[bytes] = ()
     keep_bundle: bool = True
     policy: Path | None = None
-    habits: Habits = field(default_factory=Habits)
+    settings: JoinSettings = field(default_factory=JoinSettings)
 
 
 def join(options: JoinOptions, data: LocalData, report: Report) -> int:
@@ -149,7 +149,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
     _check_strategy(bundle)
     check_data(data, bundle.manifest)
     with (
-        log_tail(kept=options.habits.sends_log) as tail,
+        log_tail(kept=options.settings.sends_log) as tail,
         Store.open(options.store, device_id=options.device_id) as store,
     ):
         path, bundle = _present_bundle(options, data, store, bundle)
@@ -177,18 +177,18 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             num_examples=learner.num_examples(1),
             sequence=bundle.manifest.sequence,
             takes_bundles=options.keep_bundle,
-            sends=options.habits.sends,
+            sends=options.settings.sends,
             doubts=_doubts(bundle, data),
         )
         endpoint = _endpoint(options, place, store, who)
-        participation = watch_policy(store, options.policy, options.habits.conditions)
+        participation = watch_policy(store, options.policy, options.settings.conditions)
         yield compose(
             endpoint,
             move,
             learner,
             who,
             report,
-            stays=options.habits.stays,
+            stays=options.settings.stays,
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),
             tail=tail,
@@ -342,7 +342,7 @@ def _endpoint(options: JoinOptions, place: _Place, store: Store, who: DeviceInfo
         store.partial,
         protection=_protection(store),
         will=who.presence("offline"),
-        keepalive_s=options.habits.keepalive_s,
+        keepalive_s=options.settings.keepalive_s,
     )
 
 

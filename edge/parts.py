@@ -10,18 +10,18 @@ from protofleet.edge.checks import AnnouncedRun
 from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.training import Learner
 from protofleet.edge.learning.training_thread import TrainingThread
+from protofleet.edge.notices import HeldNotice, Report, StopFlag
 from protofleet.edge.owner.participation import Participation
 from protofleet.edge.presence import PresencePublisher
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
-from protofleet.edge.told import Ending, HeldNotice, Report
 from protofleet.edge.waiting import WaitingLog
 from protofleet.wire.device_endpoint import DeviceEndpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceParts:
     """A device that takes part.
 
     Attributes:
@@ -56,4 +56,4 @@ class Device:
     waiting: WaitingLog
     report: Report
     warn: Callable[..., Any]
-    ending: Ending
+    stop_flag: StopFlag

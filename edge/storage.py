@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from protofleet.edge.notices import HeldNotice, StopFlag
 from protofleet.edge.owner.participation import Participation
 from protofleet.edge.owner.policy import Unmet
 from protofleet.edge.state.store import Store
-from protofleet.edge.told import Ending, HeldNotice
 from protofleet.errors import StorageError
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class StorageWait:
         store: Store,
         participation: Participation,
         held: HeldNotice,
-        ending: Ending,
+        stop_flag: StopFlag,
     ) -> None:
         self._store, self._participation = store, participation
-        self._held, self._ending = held, ending
+        self._held, self._stop_flag = held, stop_flag
         store.await_storage = self.wait
 
     def wait(self, error: StorageError) -> None:
@@ -58,7 +58,7 @@ class StorageWait:
         self._held.tell()
         try:
             while not self._written():
-                if self._ending.wanted:
+                if self._stop_flag.wanted:
                     raise error
         finally:
             self._participation.storage = None
@@ -66,7 +66,7 @@ class StorageWait:
 
     def _written(self) -> bool:
         until = time.monotonic() + LOOK_S
-        while not self._ending.wanted and time.monotonic() < until:
+        while not self._stop_flag.wanted and time.monotonic() < until:
             time.sleep(_STEP_S)  # signals come between
         try:
             self._store.probe()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from protofleet.edge.join import Habits
+from protofleet.edge.join import JoinSettings
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
@@ -28,7 +28,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         slowdown: how many times longer everything takes: the process runs a part of the time.
         link: the way to the broker.
         imu: the sensor through which motion is played back.
-        habits: how it behaves in a federation, as the options of ``device join`` say it.
+        join: how it behaves in a federation, as the options of ``device join`` say it.
     """
 
     threads: int = 1
@@ -38,7 +38,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slowdown: float = 1.0
     link: LinkProfile = LinkProfile()
     imu: ImuProfile = ImuProfile()
-    habits: Habits = Habits()
+    join: JoinSettings = JoinSettings()
 
     def __post_init__(self) -> None:
         if self.threads < 1:

@@ -51,7 +51,7 @@ def main(path: Path) -> int:
                 backend=spec.profile.backend,
                 trusted=trusted,
                 keep_bundle=False,
-                habits=spec.profile.habits,
+                settings=spec.profile.join,
             ),
             data,
             _report,

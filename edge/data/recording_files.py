@@ -110,7 +110,7 @@ def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
                 yield _plain(file, str(file.parent), parts)
             elif file.suffix.lower() == ".zip":
                 yield from _zipped(file)
-    elif zipfile.is_zipfile(path):
+    elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
         yield from _zipped(path)
     else:
         yield _plain(path, "" if alone else str(path.parent), (path.stem,))

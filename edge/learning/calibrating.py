@@ -10,7 +10,7 @@ import logging
 import math
 from itertools import pairwise
 
-from protofleet.edge.parts import Device
+from protofleet.edge.parts import DeviceParts
 from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.client import MOST_SEED, RoundConfig
 from protofleet.federation.outcomes.calibration import RATIOS
@@ -29,7 +29,7 @@ class CalibrationClient:
         answer: for the presence.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: DeviceParts) -> None:
         self._learner, self._training = device.learner, device.training
         self._who, self._report = device.who, device.report
         self._order: CalibrationOrder | None = None

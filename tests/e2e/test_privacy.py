@@ -16,7 +16,7 @@ from protofleet.cli.report import report
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.datasets import DeviceData
-from protofleet.edge.join import Habits, JoinOptions
+from protofleet.edge.join import JoinOptions, JoinSettings
 from protofleet.edge.learning.training import LocalData
 from protofleet.federation.accounting import epsilon_of
 from protofleet.federation.records import FleetDetails, RunRecord, Sends, load_record
@@ -127,7 +127,7 @@ def test_a_device_whose_owner_keeps_scores_and_counts_never_sends_them(config):
             bundle=config.bundle,
             store=federation.store("anna"),
             device_id="anna",
-            habits=Habits(sends=Sends(scores=False, counts=False)),
+            settings=JoinSettings(sends=Sends(scores=False, counts=False)),
         )
         federation.devices["anna"] = Device(options, _DATA["anna"])
         federation.finish()

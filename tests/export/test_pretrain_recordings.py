@@ -92,8 +92,10 @@ def test_python_reads_them_without_a_bundle_as_the_command_does(people):
     [
         ((), "recordings need --preprocessing"),
         (("--preprocessing", "inputs.json"), "--classes: expected two names"),
+        (("--preprocessing", "inputs.json", "--classes", "sit,walk,sit"), "each once"),
         (("--preprocessing", "inputs.json", "--classes", "run,jump"), "got none with one"),
-        (("--task", "regression"), "recordings have classes; save a regression as an .npz"),
+        (("--preprocessing", "inputs.json", "--classes", "sit,run,walk"), "got none of run; leave"),
+        (("--task", "regression"), "recordings have classes; save other data as an .npz"),
     ],
 )
 def test_what_is_missing_is_said(people, monkeypatch, more, message):
@@ -114,3 +116,11 @@ def test_arrays_take_no_option_of_recordings(people):
 def test_a_bundle_or_preprocessing_is_needed(people):
     with pytest.raises(InputError, match="either a bundle or preprocessing"):
         pf.read_recording(people / "anna")
+
+
+def test_a_zip_that_is_cut_off_is_named(people):
+    whole = (people / "berta.zip").read_bytes()
+    (people / "berta.zip").write_bytes(whole[: len(whole) // 2])
+    named = ("--preprocessing", people / "inputs.json", "--classes", "sit,walk")
+    with pytest.raises(InputError, match=r"berta.zip': not a zip that can be read"):
+        _pretrain("--model", "mlp", "--data", people / "berta.zip", *named, "--out", people / "run")

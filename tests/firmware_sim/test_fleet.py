@@ -13,7 +13,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.windows import Windows
-from protofleet.edge.join import Habits
+from protofleet.edge.join import JoinSettings
 from protofleet.errors import InputError
 from protofleet.federation.records import Sends
 from protofleet.firmware_sim import virtual_device
@@ -39,9 +39,9 @@ folder = "fleet"
 threads = 2
 [profiles.watch.imu]
 rate_hz = 26
-[profiles.watch.habits]
+[profiles.watch.join]
 stays = true
-[profiles.watch.habits.sends]
+[profiles.watch.join.sends]
 scores = false
 [[devices]]
 id = "a"
@@ -59,7 +59,7 @@ def test_fleet_file_is_read_and_paths_start_at_its_folder(tmp_path):
     assert fleet.devices[0].motion == tmp_path / "a.npz"
     watch = fleet.profile_of(fleet.devices[0])
     assert watch.imu.rate_hz == 26
-    assert watch.habits == Habits(stays=True, sends=Sends(scores=False))
+    assert watch.join == JoinSettings(stays=True, sends=Sends(scores=False))
     assert fleet.profile_of(fleet.devices[1]) == DeviceProfile()
     assert fleet.seed == 3
 

@@ -22,6 +22,23 @@ class Gentle(FedAvg):
 """
 
 
+_WITHOUT_RECORD = (
+    _MODULE.format(name="gentle")
+    + """    settings: "Nothing"
+"""
+)
+_HALF = """
+from protofleet.strategies.methods.fedavg import FedAvg
+from protofleet.strategies.strategy import Strategy
+from dataclasses import replace
+
+
+class Gentle(Strategy):
+    description = replace(FedAvg.description, name="gentle")
+    settings: dict
+"""
+
+
 def _install(folder, package, points, code):
     """What pip leaves of a package of one module."""
     (folder / f"{package}.py").write_text(code)
@@ -63,6 +80,12 @@ def test_a_package_brings_a_strategy(folder):
         ("broken_a", "import no_such_module", "broken_a 1.2 .*does not import: ModuleNotFound"),
         ("broken_b", "raise SystemError('no')", "does not import: SystemError: no"),
         ("broken_c", "Gentle = 'gentle'", "expected the class of a strategy"),
+        ("broken_e", _HALF, "expected the methods aggregate, client_update, server_init, too"),
+        (
+            "broken_f",
+            _WITHOUT_RECORD,
+            "expected that 'settings' is annotated",
+        ),
         ("broken_d", _MODULE.format(name="rough"), "one name .* got 'gentle' and 'rough'"),
     ],
 )

@@ -35,10 +35,10 @@ def are_recordings(sources: Sequence[Path]) -> bool:
 
 def read_recorded(
     sources: Sequence[Path],
-    preprocessing: Path | None,
-    classes: Sequence[str],
     *,
     supervised: bool,
+    preprocessing: Path | None,
+    classes: str | None,
     **table: Any,
 ) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
     """``x`` and, supervised, ``y`` of recordings, and the names of the classes.
@@ -47,9 +47,9 @@ def read_recorded(
 
     Args:
         sources: tables, folders and zips of them.
-        preprocessing: file that says rate, window and channels.
-        classes: that labels, folders or files name.
         supervised: whether examples need a label.
+        preprocessing: file that says rate, window and channels.
+        classes: that labels, folders or files name, comma-separated.
         table: what a person has said of the tables, as of ``load_examples``.
 
     Raises:
@@ -66,17 +66,27 @@ def read_recorded(
             f"data '{sources[0]}': recordings need --preprocessing FILE.json, with the rate, the "
             "window and the channels of an example (docs/bundle.md)"
         )
-    if supervised and len(classes) < 2:
-        raise InputError("--classes: expected two names or more, such as --classes sit,walk")
-    manifest = manifest_for(read_preprocessing(preprocessing), classes)
+    names = () if classes is None else tuple(name.strip() for name in classes.split(","))
+    if supervised and (len(names) < 2 or len(set(names)) < len(names) or "" in names):
+        raise InputError(
+            "--classes: expected two names or more, each once, as in --classes sit,walk, got "
+            f"'{classes or ''}'"
+        )
+    manifest = manifest_for(read_preprocessing(preprocessing), names)
 
     def told(one: Found) -> None:
-        text = f"left out: {one.refused}" if one.refused else f"{one.name}: {one.text(classes)}"
+        text = f"left out: {one.refused}" if one.refused else f"{one.name}: {one.text(names)}"
         click.echo(text, err=True)
 
     blocks = list(load_examples([str(one) for one in sources], manifest, told=told, **table))
     if supervised:
         data = to_device_data(blocks, manifest, raw=False, test_share=0.0)
+        counts = np.bincount(data.y_train, minlength=len(names))
+        if absent := [name for name, count in zip(names, counts, strict=True) if not count]:
+            raise InputError(
+                f"data '{sources[0]}': expected examples of each class, got none of "
+                f"{', '.join(absent)}; leave it out of --classes, or record it"
+            )
         return {"x": data.x_train, "y": data.y_train}, data.classes
     inputs = manifest.preprocessing
     found = [checked_examples(one.x, inputs, raw=False) for one in blocks]

@@ -28,7 +28,7 @@ from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
-    from protofleet.edge.told import Report
+    from protofleet.edge.notices import Report
 
 _PATH = click.Path(path_type=Path)
 
@@ -166,7 +166,7 @@ def join(
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
     start_process(threads)
-    from protofleet.edge import Habits, JoinOptions
+    from protofleet.edge import JoinOptions, JoinSettings
     from protofleet.edge import join as run_device
     from protofleet.edge.state.stores import default_store, only_store
     from protofleet.federation.records import Sends
@@ -185,7 +185,7 @@ def join(
         backend=source["backend"],
         trusted=trusted,
         policy=policy_file,
-        habits=Habits(
+        settings=JoinSettings(
             sends=Sends(scores=not no_scores, counts=not no_counts),
             stays=stay,
             sends_log=send_log,

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult
+    from protofleet.tensors import TaskName
 
 
 @click.command()
@@ -112,18 +113,9 @@ def pretrain(
     check_writable_folder(out, "--out")
     task, loss = resolve_task(given, {})
     table = {name: options.pop(name) for name in ("rate_hz", "time", "columns", "labels")}
+    said = {"preprocessing": preprocessing, "classes": given.classes, "targets": given.targets}
     supervised = objective == "supervised"
-    classes = () if given.classes is None else tuple(given.classes.split(","))
-    if are_recordings(data):
-        if task != "classification":
-            raise InputError(f"data '{data[0]}': recordings have classes; save a {task} as an .npz")
-        arrays, names = read_recorded(data, preprocessing, classes, supervised=supervised, **table)
-        digest = _digest_of(arrays)
-    else:
-        said = {"classes": classes, "targets": given.targets, "preprocessing": preprocessing}
-        _refuse_for_arrays(data[0], **said, **table)
-        arrays, names = read_training_data(data[0], supervised=supervised, task=task)
-        digest = _digest(data[0])
+    arrays, names, digest = _read(data, task, supervised=supervised, **said, **table)
     settings = _with_sizes(spec, parse_pairs(pairs), arrays["x"], len(names))
     torch.manual_seed(options["seed"])
     model = _model(spec, settings, init)
@@ -152,6 +144,20 @@ def pretrain(
         )
     part = "validation" if options["validation"] else "training"
     _report(result, part, as_json=as_json)
+
+
+def _read(
+    data: Sequence[Path], task: TaskName, *, supervised: bool, **said: Any
+) -> tuple[dict[str, NDArray[Any]], tuple[str, ...], str]:
+    """The arrays, the names of classes or targets, and what is to be known of the data."""
+    if not are_recordings(data):
+        _refuse_for_arrays(data[0], **said)
+        arrays, names = read_training_data(data[0], supervised=supervised, task=task)
+        return arrays, names, _digest(data[0])
+    if task != "classification" or said.pop("targets") is not None:
+        raise InputError(f"data '{data[0]}': recordings have classes; save other data as an .npz")
+    arrays, names = read_recorded(data, supervised=supervised, **said)
+    return arrays, names, _digest_of(arrays)
 
 
 def _model(spec: str, settings: dict[str, Any], init: Path | None) -> nn.Module:

@@ -109,6 +109,14 @@ def _loaded(point: EntryPoint) -> type[Strategy]:
             f"{_origin(point)}: expected its entry point and its description to have one name of "
             f"a-z, 0-9 and _, got '{point.name}' and '{description.name}'"
         )
+    if lacking := sorted(found.__abstractmethods__):
+        raise ValueError(f"{_origin(point)}: expected the methods {', '.join(lacking)}, too")
+    try:
+        found.settings_type()
+    except (NameError, TypeError) as error:
+        raise ValueError(
+            f"{_origin(point)}: expected that 'settings' is annotated with its record: {error}"
+        ) from error
     loaded: type[Strategy] = found
     return loaded
 

@@ -15,7 +15,7 @@ task, trained, delivered, in_use, dropped, finished, left) and its figures."""
 
 
 @dataclass(slots=True)
-class Ending:
+class StopFlag:
     """Whether the device is to leave soon; set in a signal handler, too, so that it has no lock."""
 
     wanted: bool = False
