@@ -1,15 +1,16 @@
 """A head trained alone on the bundle's features: what a device with few labels can do at once.
 
-The body stays as it is, so its features of every example are computed once; what is trained is the
-last dense layer, by a convex problem that ends where the bundle's own head begins as the examples
-become few: the mean loss, and λ/2 times the squared distance to that head. Source of the solver:
-Nesterov, "Introductory Lectures on Convex Optimization" (2004), section 2.2. Examples are judged by
-heads that have not seen them (folds), so that few of them suffice.
+What is trained is the last dense layer; all before it stays as it is, so what goes into it is
+computed once for every example. It is a convex problem, that ends where the bundle's own head
+begins as the examples become few: the mean loss, and λ/2 times the squared distance to that head.
+Source of the solver: Nesterov, "Introductory Lectures on Convex Optimization" (2004), section 2.2.
+Examples are judged by heads that have not seen them (folds), so that few of them suffice.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -30,6 +31,10 @@ _STEPS = 300
 _CURVATURE = {"classification": 0.5, "multilabel": 0.25, "regression": 1.0}
 """Largest second derivative of each task's loss by an output."""
 _ALIKE = 1e-3
+
+
+LastLayer = tuple[str, str]
+"""Names of the weight and the bias of a model's last dense layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,27 +68,39 @@ class FittedHead:
     evidence: GateEvidence
 
 
-def head_of(network: Network, names: tuple[str, ...]) -> DenseHead | None:
-    """A model's dense head; None: it has none that is known.
+def last_layer(network: Network, head: Collection[str], width: int, outputs: int) -> LastLayer:
+    """Names of the parameters of the dense layer that makes a model's outputs.
 
     Args:
         network: its values.
-        names: of the head's parameters, as the bundle has them.
+        head: names of its head's parameters, as the bundle has them.
+        width: of what goes into it.
+        outputs: of the model.
+
+    Raises:
+        InputError: there is no such layer, or more than one has these shapes.
     """
-    found = [network.params[name] for name in names if name in network.params]
-    weights = [one for one in found if one.ndim == 2]
-    biases = [one for one in found if one.ndim == 1]
-    if len(found) != len(names) or len(weights) != 1 or len(biases) != 1:
-        return None
-    (weight,), (bias,) = weights, biases
-    if len(bias) not in weight.shape:
-        return None
+    shapes = {name: network.params[name].shape for name in head if name in network.params}
+    weights = [name for name, one in shapes.items() if sorted(one) == sorted((outputs, width))]
+    biases = [name for name, one in shapes.items() if one == (outputs,)]
+    if len(weights) != 1 or len(biases) != 1:
+        raise InputError(
+            f"model: its head ({', '.join(head) or 'none is known'}) does not end with a dense "
+            f"layer that makes {outputs} outputs of {width} values, so it cannot learn alone; name "
+            "such a layer: export --head NAME"
+        )
+    return weights[0], biases[0]
+
+
+def head_of(network: Network, names: LastLayer) -> DenseHead:
+    """A model's last dense layer."""
+    weight, bias = (network.params[name] for name in names)
     rows = weight if len(bias) == len(weight) else weight.T  # a column for each output
     return DenseHead(weight=np.ascontiguousarray(rows), bias=bias)
 
 
-def with_head(network: Network, names: tuple[str, ...], head: DenseHead) -> Network:
-    """The network with another head."""
+def with_head(network: Network, names: LastLayer, head: DenseHead) -> Network:
+    """The network with another last layer."""
     values = {2: head.weight, 1: head.bias}
     shapes = {name: network.params[name].shape for name in names}
     changed = {
@@ -100,7 +117,7 @@ def check_dense(
     """Raise InputError unless a bundle's outputs are what its head makes of its features."""
     if features.ndim != 2 or features.shape[1] != head.weight.shape[1]:
         raise InputError(
-            "model: its head is no dense layer on its features, so it alone cannot learn"
+            "model: its head is no dense layer on its features, so it cannot learn alone"
         )
     made = head(features)
     if not np.allclose(made, outputs, rtol=_ALIKE, atol=_ALIKE * (1 + np.abs(outputs).max())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,11 @@ from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge.learning.head import (
     MOST_EXAMPLES,
-    FittedHead,
+    DenseHead,
     check_dense,
     fit_head,
     head_of,
+    last_layer,
     with_head,
 )
 from protofleet.edge.learning.training import EVALUATION_BATCH, LocalData, check_data
@@ -27,11 +29,27 @@ from protofleet.runtime import Programs
 from protofleet.strategies.common import network_tensors
 from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.types import ClientState
+from protofleet.tensors import Network
 
 _log = logging.getLogger(__name__)
 
 
-def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> FittedHead:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalisedModel:
+    """A bundle's model with another head.
+
+    Attributes:
+        network: its values.
+        head: its last layer.
+        evidence: how it compares with the bundle's own.
+    """
+
+    network: Network
+    head: DenseHead
+    evidence: GateEvidence
+
+
+def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> PersonalisedModel:
     """Train the head of a bundle's model on a device's labelled examples.
 
     Args:
@@ -41,7 +59,7 @@ def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> FittedHe
 
     Raises:
         InputError: the data do not fit, there are no labelled examples or too many, or the model
-            has no dense head on features that the bundle has a program for.
+            has no dense layer at its end of which the bundle tells what goes in.
     """
     manifest, network = bundle.manifest, bundle.model().network
     check_data(data, manifest)
@@ -53,27 +71,27 @@ def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> FittedHe
             f"device data: expected at most {MOST_EXAMPLES} training examples, got "
             f"{len(own.y_train)}: with so many a federation trains all layers"
         )
-    start = head_of(network, manifest.head)
-    if start is None:
-        raise InputError(
-            f"bundle '{manifest.name}': does not say which dense layer is the model's head; export "
-            "it with --head NAME"
-        )
 
-    def features(x: NDArray[np.float32]) -> NDArray[np.float32]:
-        return programs.features(network, x, batch_size=EVALUATION_BATCH)
+    def inputs(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return programs.into_last_layer(network, x, batch_size=EVALUATION_BATCH)
 
     first = own.x_train[:EVALUATION_BATCH]
-    check_dense(start, features(first), programs.predict(network, first))
-    return fit_head(
+    example = inputs(first)
+    names = last_layer(network, manifest.head, example.shape[-1], len(manifest.outputs))
+    start = head_of(network, names)
+    check_dense(start, example, programs.predict(network, first))
+    fitted = fit_head(
         TASKS[manifest.task],
         start,
-        (features(own.x_train), own.y_train),
-        (features(own.x_test), own.y_test),
+        (inputs(own.x_train), own.y_train),
+        (inputs(own.x_test), own.y_test),
+    )
+    return PersonalisedModel(
+        network=with_head(network, names, fitted.head), head=fitted.head, evidence=fitted.evidence
     )
 
 
-def store_head(store: Store, bundle: Bundle, fitted: FittedHead, data: LocalData) -> None:
+def store_head(store: Store, bundle: Bundle, fitted: PersonalisedModel, data: LocalData) -> None:
     """Make a head the store's, beside a copy of the bundle with which it predicts.
 
     What is in use follows from its evidence and the rounds'.
@@ -81,15 +99,14 @@ def store_head(store: Store, bundle: Bundle, fitted: FittedHead, data: LocalData
     Args:
         store: open.
         bundle: whose body it sits on.
-        fitted: the head.
+        fitted: the model with the head.
         data: on which it was trained.
     """
     manifest = bundle.manifest
-    network = with_head(bundle.model().network, manifest.head, fitted.head)
     store.keep_bundle(bundle)
     store.commit_head(
         StoreBinding(federation="", bundle=bundle.digest, layout_hash=manifest.layout_hash),
-        ClientState(round_id=0, tensors=network_tensors(network)),
+        ClientState(round_id=0, tensors=network_tensors(fitted.network)),
         fitted.evidence,
         examples=_digest(data.own),
     )

@@ -7,7 +7,7 @@ with methods ``features(x)`` and ``head(features)`` that give its logits is take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +42,8 @@ class Parts:
         no_layers: what there is in the place of hidden layers and a dense head; ``""``: there are
             both.
         decodes: beside its own methods ``features`` and ``head`` the model has ``decode``.
+        last: name of the dense layer that ends a head of several layers; ``""``: the head is one,
+            or ends otherwise.
     """
 
     head: str | None
@@ -50,6 +52,7 @@ class Parts:
     missing: str = ""
     no_layers: str = ""
     decodes: bool = False
+    last: str = ""
 
 
 def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts:
@@ -75,6 +78,7 @@ def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts
         if not isinstance(logits, Tensor):
             raise ExportError(f"model: expected a tensor of logits, got {type(logits).__name__}")
         found = _head_parts(model, recorder, logits, head)
+        found = replace(found, last=_last_of(model, recorder, logits, found.head_params))
     layers = _told(model, finder.parts(recorder), x)
     no_hidden = "" if any(layer.hidden for layer in layers) else finder.instead(recorder)
     return replace(found, layers=layers, no_layers=no_hidden or _no_dense_head(found, layers))
@@ -100,6 +104,16 @@ def _head_parts(
     if len(of_classes) == 1 and recorder.runs[of_classes[0]] == 1:
         return _named(model, recorder, of_classes[0])
     return _last_linear(model, recorder, logits)
+
+
+def _last_of(
+    model: nn.Module, recorder: CallRecorder, logits: Tensor, head: Collection[str]
+) -> str:
+    """The dense layer that ends a head of these parameters, if there are others."""
+    last, end = _last_linear(model, recorder, logits), recorder.maker(logits)
+    ends = end is not None and bool(last.head) and end.module == last.head
+    several = ends and {*last.head_params} < {*head} and logits.dim() == 2
+    return last.head or "" if several else ""
 
 
 def _named(model: nn.Module, recorder: CallRecorder, name: str) -> Parts:

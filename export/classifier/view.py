@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from protofleet.bundle.manifest import PENULTIMATE
 from protofleet.errors import ExportError
 from protofleet.export.classifier.calls import CallRecorder
 from protofleet.export.classifier.layers import LayerFinder
@@ -47,7 +48,7 @@ class ClassifierView:
         if not self.parts.head:
             own: Tensor = cast("Any", self.model).features(x)
             return own
-        with self._into_head(self.parts.head) as taken:
+        with self._into(self.parts.head) as taken:
             logits = self(x)
         if not taken or not isinstance(taken[-1], Tensor):
             raise ExportError(
@@ -125,7 +126,8 @@ class ClassifierView:
     def outputs(self, x: Tensor, *, layers: bool) -> dict[str, Tensor]:
         """``features`` and ``logits``, and with ``layers`` each hidden layer as ``layers.<name>``.
 
-        The layers cost no second pass: what they share with the features is computed once.
+        Of a head of several layers what goes into the last one, too: ``penultimate``. None of them
+        costs a second pass: what they share with the features is computed once.
         """
         own = own_layers(self.model)
         if own is not None:
@@ -139,12 +141,17 @@ class ClassifierView:
         return outputs | {f"layers.{name}": finder.activations[name] for name in hidden}
 
     def _heads(self, x: Tensor) -> dict[str, Tensor]:
-        features = self.features(x)
-        return {"features": features, "logits": self.head(features)}
+        if not self.parts.last:
+            features = self.features(x)
+            return {"features": features, "logits": self.head(features)}
+        with self._into(self.parts.last) as taken:
+            features = self.features(x)
+            logits = self.head(features)
+        return {"features": features, "logits": logits, PENULTIMATE: taken[-1]}
 
     @contextmanager
-    def _into_head(self, name: str) -> Iterator[list[Any]]:
-        """Collects what goes into the head inside the block."""
+    def _into(self, name: str) -> Iterator[list[Any]]:
+        """Collects what goes into a module inside the block."""
         taken: list[Any] = []
         hook = self.model.get_submodule(name).register_forward_pre_hook(
             lambda _module, args: taken.append(args[0] if args else None)

@@ -11,6 +11,7 @@ from protofleet.edge.learning.head import (
     check_dense,
     fit_head,
     head_of,
+    last_layer,
     with_head,
 )
 from protofleet.errors import InputError
@@ -107,19 +108,37 @@ def _network(**params):
 
 def test_a_head_is_found_by_its_names_and_put_in_its_place():
     network = _network(body=np.ones((2, 3)), w=np.ones((_C, 2)), b=np.zeros(_C))
-    head = head_of(network, ("w", "b"))
+    names = last_layer(network, ("w", "b"), 2, _C)
+    head = head_of(network, names)
     assert head.weight.shape == (_C, 2)
-    other = with_head(network, ("w", "b"), DenseHead(weight=head.weight * 3, bias=head.bias + 1))
+    other = with_head(network, names, DenseHead(weight=head.weight * 3, bias=head.bias + 1))
     assert (other.params["w"] == 3).all()
     assert (other.params["b"] == 1).all()
     assert (other.params["body"] == 1).all()
     assert (network.params["w"] == 1).all()
     turned = _network(w=np.ones((2, _C)), b=np.zeros(_C))
-    assert head_of(turned, ("w", "b")).weight.shape == (_C, 2)
-    changed = with_head(turned, ("w", "b"), head_of(turned, ("w", "b")))
+    assert last_layer(turned, ("b", "w"), 2, _C) == names
+    assert head_of(turned, names).weight.shape == (_C, 2)
+    changed = with_head(turned, names, head_of(turned, names))
     assert changed.params["w"].shape == (2, _C)
-    for names in ((), ("w",), ("w", "body"), ("b", "nothing")):
-        assert head_of(network, names) is None
+
+
+def test_of_a_head_of_several_layers_the_last_one_is_found():
+    network = _network(**{"0.w": np.ones((9, 7)), "0.b": np.ones(9), "1.w": np.ones((_C, 9))})
+    head = ("0.w", "0.b", "1.w", "1.b")
+    network = _network(**{**network.params, "1.b": np.zeros(_C)})
+    assert last_layer(network, head, 9, _C) == ("1.w", "1.b")
+    with pytest.raises(InputError, match=r"0\.w, 0\.b, 1\.w, 1\.b.*export --head NAME"):
+        last_layer(network, head, 7, _C)
+
+
+@pytest.mark.parametrize("names", [(), ("w",), ("w", "body"), ("b", "nothing"), ("w", "b", "w2")])
+def test_a_head_that_is_not_known_is_refused(names):
+    network = _network(
+        body=np.ones((2, 3)), w=np.ones((_C, 2)), b=np.zeros(_C), w2=np.ones((_C, 2))
+    )
+    with pytest.raises(InputError, match="its head"):
+        last_layer(network, names, 2, _C)
 
 
 def test_a_head_that_is_not_all_between_features_and_outputs_is_refused():

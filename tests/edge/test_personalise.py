@@ -52,7 +52,7 @@ class _Programs:
     def __init__(self, bundle):
         self.predict = open_programs(bundle).predict
 
-    def features(self, _network, x, *, batch_size=None):  # noqa: ARG002 - the programs' signature
+    def into_last_layer(self, _network, x, *, batch_size=None):  # noqa: ARG002 - the programs' signature
         return x
 
 
@@ -82,7 +82,7 @@ def test_a_head_is_trained_kept_and_served(world, programs, store):
     assert (model.model.served, model.round_id) == ("head", 0)
     assert model.model.reason == fitted.evidence.text
     x = _data().own.x_test
-    features = programs.features(world.bundle.model().network, x)
+    features = programs.into_last_layer(world.bundle.model().network, x)
     np.testing.assert_allclose(model.predict(x).outputs, fitted.head(features), atol=1e-5)
     plain = open_personal(store.folder, use="bundle").predict(x).outputs
     np.testing.assert_array_equal(plain, programs.predict(world.bundle.model().network, x))

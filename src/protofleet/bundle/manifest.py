@@ -26,6 +26,9 @@ A ``batch_size`` of 256, and the one example that is joined to it where a model 
 batch (``strategies.training.spans``).
 """
 
+PENULTIMATE = "penultimate"
+"""Output of ``features``: what goes into the dense layer that ends a head of several layers."""
+
 Role = Literal["param", "state", "input", "noise", "loss", "grad", "output"]
 
 Precision = Literal["float32", "float16", "int8"]

@@ -17,6 +17,7 @@ from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     MAX_SEQUENCE,
     MAX_TOKENS,
+    PENULTIMATE,
     Manifest,
     Port,
     Preprocessing,
@@ -320,7 +321,8 @@ def _check_task(what: str, port: Port, manifest: Manifest) -> None:
 
 def _check_features(what: str, port: Port) -> None:
     """Features, and activations of layers, are rows of numbers."""
-    if port.role != "output" or not (port.key == "features" or port.key.startswith("layers.")):
+    rows = port.key in ("features", PENULTIMATE) or port.key.startswith("layers.")
+    if port.role != "output" or not rows:
         return
     fits = len(port.shape) == 2 and port.shape[0] == "batch" and isinstance(port.shape[1], int)
     if not fits or port.dtype != "float32":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.bundle.manifest import Port
+from protofleet.bundle.manifest import PENULTIMATE, Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, check_map, views
 from protofleet.runtime._program import InputStaging, LazyProgram
@@ -22,17 +22,20 @@ class InferProgram:
 
     Attributes:
         layers: keys of the outputs that are hidden layers' activations.
+        tells_penultimate: whether it has what goes into the last layer of a head.
     """
 
     def __init__(self, source: LazyProgram, output: str) -> None:
         self._source = source
         self._main = output
         self.layers = tuple(p.key for p in source.outputs("output") if p.key.startswith(LAYERS))
-        self._outputs = {key: _checked_output(source, key) for key in (output, *self.layers)}
-        self._out = {
-            keys: Slots(tuple(self._outputs[key] for key in keys))
-            for keys in ((output,), self.layers)
-        }
+        told = {p.key for p in source.outputs("output")}
+        self.tells_penultimate = PENULTIMATE in told
+        last = ((PENULTIMATE,),) if self.tells_penultimate else ()
+        groups = ((output,), self.layers, *last)
+        self._outputs = {key: _checked_output(source, key) for keys in groups for key in keys}
+        self._out = {keys: Slots(tuple(self._outputs[key] for key in keys)) for keys in groups}
+        self._groups = list(self._out)
         self._in_params, self._in_buffers = source.inputs("param"), source.inputs("state")
         self._staging = InputStaging(source.where, source.inputs("input"))
         if source.inputs("noise"):
@@ -54,6 +57,12 @@ class InferProgram:
     ) -> dict[str, NDArray[np.float32]]:
         """The hidden layers' outputs by key, as ``__call__``."""
         return self._evaluate(network, x, batch_size, self.layers)
+
+    def penultimate(
+        self, network: Network, x: NDArray[np.float32], batch_size: int
+    ) -> NDArray[np.float32]:
+        """What goes into the last layer of the head, as ``__call__``."""
+        return self._evaluate(network, x, batch_size, (PENULTIMATE,))[PENULTIMATE]
 
     def _evaluate(
         self,
@@ -101,7 +110,7 @@ class InferProgram:
             size,
             self._staging.generation,
             slots.generation,
-            int(keys is self.layers),
+            self._groups.index(keys),
         )
         self._source.runner.run(key, feed)
         return out

@@ -76,6 +76,22 @@ class Programs:
         program = _required(self._features, self._name, "features")
         return program(network, x, self.eval_batch if batch_size is None else batch_size)
 
+    def into_last_layer(
+        self,
+        network: Network,
+        x: NDArray[np.float32],
+        *,
+        batch_size: int | None = None,
+    ) -> NDArray[np.float32]:
+        """What the last dense layer makes the outputs of, ``(n, d) float32``.
+
+        Features, but of a head of several layers the activations before the last one. Batches and
+        errors as in ``predict``.
+        """
+        program = _required(self._features, self._name, "features")
+        size = self.eval_batch if batch_size is None else batch_size
+        return (program.penultimate if program.tells_penultimate else program)(network, x, size)
+
     def layers(
         self,
         network: Network,

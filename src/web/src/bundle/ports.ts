@@ -94,7 +94,8 @@ function checkTask(what: string, port: Port, manifest: Manifest): void {
 /** Features, and activations of layers, are rows of numbers. */
 function checkFeatures(what: string, port: Port): void {
   const { role, key, shape, dtype } = port;
-  if (role !== "output" || !(key === "features" || key.startsWith("layers."))) return;
+  const rows = key === "features" || key === "penultimate" || key.startsWith("layers.");
+  if (role !== "output" || !rows) return;
   const fits = shape.length === 2 && shape[0] === "batch" && typeof shape[1] === "number";
   if (!fits || dtype !== "float32") {
     throw refused(what, `expected [batch, d] float32, got ${described(port)}`);
