@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.federation.coding import to_evaluation
-from protofleet.federation.outcomes.gate import fleet_gain, gain_of
+from protofleet.federation.outcomes.gate import fleet_gain, gain_of, owner_gain
 from protofleet.federation.records import EvaluationRecord, UpdateRecord
 from protofleet.strategies.scores import Statistics
 from protofleet.strategies.tasks import TASKS
@@ -38,7 +38,9 @@ class FleetGains:
             if told.start is not None or name not in self._starts:
                 known = told.start is not None
                 self._starts[name] = told.start if known else self._start_of(name)
-            gain = gain_of(self._task, self._starts[name], told.own)
+            gain = owner_gain(
+                gain_of(self._task, self._starts[name], told.own), record.held_out or None
+            )
             if gain is not None:
                 self._gains[name] = gain
                 self._gains.move_to_end(name)

@@ -28,7 +28,7 @@ from protofleet.federation.client import (
     open_payload,
     receive_payload,
 )
-from protofleet.federation.outcomes.gate import GateEvidence
+from protofleet.federation.outcomes.gate import ComparedExamples, GateEvidence
 from protofleet.strategies.training import DivergedError
 from protofleet.wire.messages import Announcement, FleetGain, HeartbeatPhase, Task, TransferOffer
 from protofleet.wire.transfers.transfer import Delivered, Received, Rejected
@@ -235,6 +235,7 @@ class CurrentRound:
 
     def advance(self) -> None:
         """Do what no event of the wire brings: trained, settled, waited for long."""
+        self._take_fold()
         if self._training.finished():
             self._take_trained()
         if self.phase is DevicePhase.SEND and time.monotonic() >= self._outbox.settle_by:
@@ -360,11 +361,34 @@ class CurrentRound:
         if trained is None or self.next is not None or self._current is None:
             self.drop(self._over or "a newer task came")
             return
-        trained = _told_of_the_fleet(trained, self._current.task)
+        trained = self._with_evidence(trained, self._current.task)
         with self._meter.phase("encode"):
             self._store.commit_trained(trained, transfer_id=self._current.payload.transfer_id)
         self._report("trained", trained_figures(trained, self._learner.task))
         self._send_update(trained.update.round_id)
+        self._training.hold_out(trained.evidence.next_fold if trained.evidence else None)
+
+    def _with_evidence(self, trained: TrainedRound, task: Task) -> TrainedRound:
+        """With the folds of earlier rounds, and what the coordinator says of the other owners."""
+        if trained.evidence is None:
+            return trained
+        counted = self._store.journal.state
+        evidence = trained.evidence.following(None if counted is None else counted.evidence)
+        if isinstance(task.fleet, FleetGain):
+            evidence = msgspec.structs.replace(evidence, fleet=task.fleet)
+        return replace(trained, evidence=evidence)
+
+    def _take_fold(self) -> None:
+        """Add what was held out since to the evidence for the model in use."""
+        try:
+            fold = self._training.take_fold()
+        except Exception:  # noqa: BLE001 - the round has counted without it
+            _log.warning("a held-out fold could not be compared", exc_info=True)
+            fold = ComparedExamples()
+        if fold is not None:
+            before = self._store.journal.best
+            self._store.commit_fold(fold)
+            self._tell_in_use(before, self._store.journal.last_round_id)
 
     def _send_update(self, round_id: int) -> None:
         self.phase = DevicePhase.SEND
@@ -407,10 +431,3 @@ def in_use_figures(round_id: int, evidence: GateEvidence) -> dict[str, Any]:
         "probability": round(evidence.probability, 4),
         "text": evidence.text,
     }
-
-
-def _told_of_the_fleet(trained: TrainedRound, task: Task) -> TrainedRound:
-    """With what the coordinator says of the other owners."""
-    if trained.evidence is None or not isinstance(task.fleet, FleetGain):
-        return trained
-    return replace(trained, evidence=msgspec.structs.replace(trained.evidence, fleet=task.fleet))

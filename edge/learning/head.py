@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.federation.outcomes.gate import GateEvidence, compare
+from protofleet.federation.outcomes.gate import GateEvidence, compare, folds_of, pooled
 from protofleet.strategies.tasks import LearningTask
 from protofleet.tensors import Network, TaskName, TensorMap
 
@@ -147,7 +147,7 @@ def fit_head(
     head = _solved(task.name, start, features, y)
     now = np.concatenate([_unseen(task, start, features, y), head(test[0])])
     before = start(np.concatenate([features, test[0]]))
-    evidence = compare(task, before, now, np.concatenate([y, test[1]]))
+    evidence = pooled(task.name, compare(task, before, now, np.concatenate([y, test[1]])))
     return FittedHead(head=head, evidence=msgspec.structs.replace(evidence, kind="head"))
 
 
@@ -158,22 +158,14 @@ def _unseen(
     y: NDArray[np.int64] | NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """Outputs for each example of a head that was trained without its fold."""
-    found, folds = start(features), _folds_of(y)
-    for fold in range(int(folds.max()) + 1):
+    found, folds = start(features), folds_of(y, min(_FOLDS, len(y)))
+    for fold in np.unique(folds):
         held = folds == fold
         if held.all():
             continue  # of a single example nothing is left to learn from
         head = _solved(task.name, start, features[~held], y[~held])
         found[held] = head(features[held])
     return found
-
-
-def _folds_of(y: NDArray[np.int64] | NDArray[np.float32]) -> NDArray[np.int64]:
-    """A fold for each example, in turn within each class, so that every fold has of each."""
-    folds = np.zeros(len(y), np.int64)
-    order = np.argsort(y, kind="stable") if y.ndim == 1 else np.arange(len(y))
-    folds[order] = np.arange(len(y)) % min(_FOLDS, len(y))
-    return folds
 
 
 def _solved(

@@ -1,8 +1,9 @@
 """The one place on a device that counts: time by phase, latencies, memory.
 
 The device does one thing at a time, so its time is one line cut into phases: entering a phase ends
-the one before it, and no second is counted twice. Bytes are counted by the link and kept by the
-store, because they must survive a restart.
+the one before it, and no second is counted twice. Only ``gate`` goes on beside them: a fold is held
+out while the device sends and waits. Bytes are counted by the link and kept by the store, because
+they must survive a restart.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from protofleet.federation.records import MAX_SAMPLES, Costs
 from protofleet.wire.mqtt.usage import DeviceUsage
 
-PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
+PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send", "gate"]
 
 _WARM_UP_CALLS = 3
 _MEASURED_CALLS = 30
@@ -79,6 +80,11 @@ class Meter:
         start = self._wall()
         yield
         self._infer_ms.append(1e3 * (self._wall() - start))
+
+    def count(self, phase: PhaseName, spent: Costs) -> None:
+        """Add what something has cost that went on beside the line of phases."""
+        self._wall_s[phase] += sum(spent.phases_s.values())
+        self._cpu_s[phase] += sum(spent.cpu_s.values())
 
     def take_cpu(self) -> dict[str, float]:
         """Seconds of processor time by phase since the last ``take``; the rest is forgotten."""

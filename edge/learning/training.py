@@ -25,7 +25,14 @@ from protofleet.federation.client import (
     TrainedRound,
 )
 from protofleet.federation.outcomes.calibration import held_out
-from protofleet.federation.outcomes.gate import GateEvidence, compare
+from protofleet.federation.outcomes.gate import (
+    FOLDS,
+    ComparedExamples,
+    GateEvidence,
+    compare,
+    folds_of,
+    pooled,
+)
 from protofleet.federation.randomness import client_rng
 from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release
@@ -33,7 +40,12 @@ from protofleet.strategies import build
 from protofleet.strategies.scores import Statistics
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, LearningTask, defined
-from protofleet.strategies.training import Training, check_batch_sizes, uneven_batch
+from protofleet.strategies.training import (
+    DivergedError,
+    Training,
+    check_batch_sizes,
+    uneven_batch,
+)
 from protofleet.strategies.types import (
     Batch,
     ClientState,
@@ -161,10 +173,14 @@ class Learner:
 
         None: there are too few of them.
         """
-        own = self._data.at(round_id)
-        held = held_out(own.y_train)
-        if held is None or np.count_nonzero(~held) < max(1, self._programs.min_batch):
+        held = held_out(self._data.at(round_id).y_train)
+        return None if held is None else self._without(held, round_id, self.meter)
+
+    def _without(self, held: NDArray[np.bool_], round_id: int, meter: Meter) -> Learner | None:
+        """A learner that scores on some of a round's training examples and trains on the others."""
+        if np.count_nonzero(~held) < max(1, self._programs.min_batch):
             return None
+        own = self._data.at(round_id)
         boxes = own.boxes_train
         split = replace(
             own,
@@ -176,7 +192,7 @@ class Learner:
             boxes_test=None if boxes is None else boxes[held],
         )
         bundle, data = self._bundle, LocalData(own=split)
-        tester = Learner(bundle, self._programs, data, self.meter, self.device_id)
+        tester = Learner(bundle, self._programs, data, meter, self.device_id)
         tester.cancelled, tester.free = self.cancelled, self.free
         return tester
 
@@ -282,11 +298,47 @@ class Learner:
 
     def compare(self, strategy: Strategy, state: ClientState) -> GateEvidence:
         """The model of ``state`` beside the bundle's, on the own test part."""
+        return pooled(self.task.name, self._compared(strategy, state))
+
+    def _compared(self, strategy: Strategy, state: ClientState) -> ComparedExamples:
         own, network = self._own, strategy.client_model(state)
         with self.meter.phase("evaluate"):
             before = self._scores(self.model.network, own.x_test, None)
             now = self._scores(network, own.x_test, strategy.client_score(state))
         return compare(self.task, before, now, own.y_test)
+
+    def hold_out(
+        self, strategy: Strategy, payload: Payload, *, fold: int, seed: int
+    ) -> ComparedExamples:
+        """A personal model that has not seen a fold of a round's training part, compared on that.
+
+        As of a device that joins in this round: what it keeps from earlier ones has seen the fold.
+        The time goes to the phase ``gate``, whatever else the device does meanwhile.
+
+        Args:
+            strategy: of the federation.
+            payload: of the round.
+            fold: below ``gate.FOLDS``.
+            seed: of the federation.
+
+        Returns:
+            No examples where the fold has none, there are too few others, or training diverges.
+
+        Raises:
+            TrainingCancelledError: ``cancelled`` is set.
+        """
+        held = folds_of(self._data.at(payload.round_id).y_train, FOLDS) == fold
+        apart = Meter()
+        tester = self._without(held, payload.round_id, apart) if held.any() else None
+        if tester is None:
+            return ComparedExamples()
+        try:
+            state, _ = tester.train(strategy, None, payload, seed=seed)
+            return tester._compared(strategy, state)  # noqa: SLF001 - another of this class
+        except DivergedError:
+            return ComparedExamples()
+        finally:
+            self.meter.count("gate", apart.take())
 
     def statistics(
         self, network: Network, *, view: View | None = None, score: Score | None = None

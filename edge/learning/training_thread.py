@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from protofleet.edge.learning.training import Learner, TrainingCancelledError
 from protofleet.federation.client import (
@@ -16,9 +17,12 @@ from protofleet.federation.client import (
     open_payload,
     train_round,
 )
+from protofleet.federation.outcomes.gate import ComparedExamples
 from protofleet.federation.randomness import server_rng
 from protofleet.strategies.strategy import Strategy
 from protofleet.tensors import blobs
+
+_Result = TypeVar("_Result")
 
 
 class TrainingThread:
@@ -36,6 +40,8 @@ class TrainingThread:
         self._warm_up: Future[None] | None = None
         self._running: Future[TrainedRound] | None = None
         self._trial: Future[TrainedRound] | None = None
+        self._round: tuple[Strategy, ReceivedPayload] | None = None
+        self._fold: Future[ComparedExamples] | None = None
         self._held = False
 
     def warm_up(self) -> None:
@@ -44,13 +50,35 @@ class TrainingThread:
 
     def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
         """Begin to train."""
+        self._round = strategy, received
         self._running = self._submit(partial(self._trained, strategy, memory, received))
+
+    def hold_out(self, fold: int | None) -> None:
+        """Begin to compare a model of the round that was taken, trained without a fold.
+
+        The next round waits for the end of that; nobody is woken by it. None: none is held out.
+        """
+        last, self._round = self._round, None
+        if last is None or fold is None:
+            return
+        strategy, received = last
+        if received.payload.final:
+            return  # in which a strategy need not train
+        self._fold = self._worker.submit(
+            partial(
+                self._learner.hold_out,
+                strategy,
+                received.payload,
+                fold=fold,
+                seed=received.order.seed,
+            )
+        )
 
     def try_rates(self, strategy: Strategy, order: RoundConfig) -> None:
         """Begin to try the learning rates of an order; no round may be running."""
         self._trial = self._submit(partial(self._tried, strategy, order))
 
-    def _submit(self, job: Callable[[], TrainedRound]) -> Future[TrainedRound]:
+    def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
         self._learner.cancelled.clear()
         self.hold(self._held)
         submitted = self._worker.submit(job)
@@ -99,6 +127,13 @@ class TrainingThread:
         running, self._running = self._running, None
         return _result(running)
 
+    def take_fold(self) -> ComparedExamples | None:
+        """What came of the fold that was held out; None: it is not done, or was cancelled."""
+        if self._fold is None or not self._fold.done():
+            return None
+        fold, self._fold = self._fold, None
+        return _result(fold)
+
     def tried(self) -> bool:
         """Whether rates have been tried, and ``take_trial`` has what came of it."""
         return self._trial is not None and self._trial.done()
@@ -114,7 +149,7 @@ class TrainingThread:
         self._worker.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(done: Future[TrainedRound] | None) -> TrainedRound | None:
+def _result(done: Future[_Result] | None) -> _Result | None:
     if done is None:
         return None
     try:

@@ -63,7 +63,7 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
-from protofleet.federation.outcomes.gate import GateEvidence
+from protofleet.federation.outcomes.gate import ComparedExamples, GateEvidence
 from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,
@@ -291,6 +291,7 @@ class Store:
         return ClientMemory(
             state=load_state(self.folder, stored),
             residual=_tensors(self.folder, stored.residual) if stored.residual else {},
+            held_out=stored.evidence.held_out_gain if stored.evidence else None,
         )
 
     def has_payload(self, reference: str) -> bool:
@@ -362,6 +363,19 @@ class Store:
             coding=trained.coding,
         )
         self._commit(msgspec.structs.replace(self.journal, received=None, pending=pending))
+
+    def commit_fold(self, fold: ComparedExamples) -> None:
+        """Add what was held out to the evidence for the newest model."""
+        journal = self.journal
+        pending = journal.pending
+        state = journal.state if pending is None else pending.state
+        if state is None or state.evidence is None:
+            return
+        state = msgspec.structs.replace(state, evidence=state.evidence.with_fold(fold))
+        if pending is None:
+            self.commit(state=state)
+        else:
+            self.commit(pending=msgspec.structs.replace(pending, state=state))
 
     def update_path(self) -> Path:
         """File of the update in the outbox, or of the one that was delivered last.

@@ -11,7 +11,7 @@ from fake_endpoint import CONNECTED
 
 from protofleet.coordinator.fleet_gains import _MOST, FleetGains
 from protofleet.coordinator.ledger.ledger import Ledger
-from protofleet.federation.records import EvaluationRecord, UpdateRecord
+from protofleet.federation.records import EvaluationRecord, HeldOutGain, UpdateRecord
 from protofleet.strategies.types import Evaluation
 
 
@@ -41,6 +41,15 @@ def test_a_start_that_was_told_once_serves_for_later_rounds(gains):
 def test_who_tells_nothing_counts_for_nothing(gains):
     gains.add([_record("anna", None), _record("ben", _counts(3, 1)), _record("carl", None)])
     assert gains.now is None
+
+
+def test_held_out_examples_count_as_test_examples_do(gains):
+    held = HeldOutGain(examples=60, gain=0.8)
+    tested = [_record(name, _counts(10, 10), _counts(10, 10)) for name in ("anna", "ben")]
+    gains.add(msgspec.structs.replace(record, held_out=held) for record in tested)
+    assert dict(gains._gains) == {name: (pytest.approx(0.6), 80) for name in ("anna", "ben")}
+    gains.add([msgspec.structs.replace(_record("carl", None), held_out=held)])
+    assert gains.now.owners == 3
 
 
 def test_memory_is_bounded(gains):

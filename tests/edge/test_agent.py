@@ -25,6 +25,7 @@ from protofleet.federation.coding import (
     payload_baseline,
     update_baseline,
 )
+from protofleet.federation.records import Sends
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.events import Ignored, PeerMessage
@@ -93,10 +94,52 @@ def test_the_owner_is_told_which_model_is_in_use_and_when_that_changes(device):
     told = [(one["round_id"], one["model"]) for one in device.said("in_use")]
     assert told[:2] == [(1, "personal"), (3, "bundle")]
     evidence = device.journal.state.evidence
-    assert (evidence.examples, evidence.fleet) == (20, None)
+    assert (evidence.tests.examples, evidence.fleet) == (20, None)
     first = device.said("in_use")[0]
     assert "on 20 examples that it has not seen; by these and 30 owners' gains" in first["text"]
     assert "after round 1: personal" in to_text("in_use", first)
+
+
+def test_every_third_round_holds_out_a_fold_and_later_updates_tell_of_it(device):
+    """The next one, too, if the fold was done when its round began."""
+    rounds = [[*device.round(number), device.delivered] for number in (1, 2, 3, 4)]
+    endpoint = device.play(CONNECTED, *rounds, *device.round(5)[:1])
+    updates = [decode_update(sent.blob, Coding(), {}, max_bytes=1 << 20) for sent in endpoint.sent]
+    told = [one.record.held_out for one in updates]
+    assert told[0] is msgspec.UNSET
+    assert 10 < told[2].examples < 17
+    assert told[1] in (msgspec.UNSET, told[2])
+    assert told[3] == told[2]
+    evidence = device.journal.state.evidence
+    assert evidence.tests.examples == 20
+    assert [fold.examples for fold in evidence.folds][:1] == [told[2].examples]
+    assert evidence.examples == 20 + sum(fold.examples for fold in evidence.folds)
+    assert updates[3].record.costs.phases_s.get("gate", 0) == 0
+    assert updates[1].record.costs.phases_s["gate"] > 0
+
+
+class _BrokenLearner(Learner):
+    def hold_out(self, strategy, payload, *, fold, seed):  # noqa: ARG002 - the method's own
+        raise InputError("no such fold")
+
+
+def test_a_fold_that_cannot_be_held_out_costs_no_round(device, caplog):
+    rounds = [[*device.round(number), device.delivered] for number in (1, 2)]
+    device.play(CONNECTED, *rounds, kind=_BrokenLearner)
+    assert (device.journal.stage, device.journal.state.round_id) == ("idle", 2)
+    evidence = device.journal.state.evidence
+    assert (evidence.examples, evidence.held_out, evidence.rounds) == (20, 1, 1)
+    assert "a held-out fold could not be compared" in caplog.text
+
+
+def test_who_sends_no_numbers_of_examples_tells_nothing_of_folds(device):
+    device.sends = Sends(counts=False)
+    rounds = [[*device.round(number, counts=False), device.delivered] for number in (1, 2)]
+    endpoint = device.play(CONNECTED, *rounds)
+    for sent in endpoint.sent:
+        update = decode_update(sent.blob, Coding(), {}, max_bytes=1 << 20)
+        assert update.record.held_out is msgspec.UNSET
+    assert len(device.journal.state.evidence.folds) == 1
 
 
 def test_until_it_is_delivered_a_round_does_not_count(device):

@@ -7,7 +7,6 @@ import pytest
 
 from protofleet.edge.learning.head import (
     DenseHead,
-    _folds_of,
     check_dense,
     fit_head,
     head_of,
@@ -92,13 +91,6 @@ def test_the_solution_is_where_the_gradient_vanishes():
     error = (head(features) - values) / len(values)
     gradient = error.T @ features + strength * (head.weight - start.weight)
     assert np.abs(gradient).max() < 1e-3
-
-
-def test_every_fold_has_of_each_class():
-    folds = _folds_of(np.array([0] * 20 + [1] * 10 + [2] * 10))
-    for label, rows in ((0, slice(20)), (1, slice(20, 30)), (2, slice(30, 40))):
-        counts = np.bincount(folds[rows], minlength=10)
-        assert counts.min() == counts.max(), label
 
 
 def _network(**params):

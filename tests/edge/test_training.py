@@ -12,6 +12,7 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.learning.meter import Meter
 from protofleet.edge.learning.training import Learner, LocalData, TrainingCancelledError
 from protofleet.errors import InputError
+from protofleet.federation.outcomes.gate import FOLDS, ComparedExamples, folds_of
 from protofleet.federation.randomness import client_rng
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import Payload
@@ -88,6 +89,52 @@ def test_a_rerun_of_a_round_gives_the_same_bits_and_another_seed_others(world):
     tensors = [b"".join(t.tobytes() for t in update.tensors.values()) for update in results]
     assert tensors[0] == tensors[1] != tensors[2]
     assert results[0].num_examples == 60
+
+
+def _held_out(learner, fold, *, seed=7, settings=SETTINGS):
+    strategy = learner.strategy("fedavg", settings)
+    server = strategy.server_init(learner.model, np.random.default_rng(0))
+    return learner.hold_out(strategy, strategy.downlink(server, "anna"), fold=fold, seed=seed)
+
+
+def test_a_fold_is_compared_by_a_model_that_has_not_seen_it(world):
+    """Each class has 20 alike examples: a model of the others is right on those held out, too."""
+    settings = {**SETTINGS, "optimiser": {"kind": "sgd", "lr": 1.0}}
+    learner = _learner(world, _data())
+    for fold in range(FOLDS):
+        found = _held_out(learner, fold, settings=settings)
+        assert (found.examples, found.now) == (20, 20)
+        assert found.gain == found.now - found.before
+    folds = folds_of(_data().own.y_train, FOLDS)
+    x = _data().own.x_train.copy()
+    x[folds == 1] = [0, 0, 0, 1000]  # what no other example has
+    unlike = _learner(world, _data(x_train=x))
+    assert _held_out(unlike, 1, settings=settings).squares == 0
+    assert _held_out(unlike, 0, settings=settings).squares > 0
+
+
+def test_holding_out_changes_nothing_of_a_round_and_its_time_has_a_phase_of_its_own(world):
+    learner, other = _learner(world, _data()), _learner(world, _data())
+    assert _held_out(learner, 0) == _held_out(learner, 0) == _held_out(other, 0)
+    spent = learner.meter.take()
+    assert spent.phases_s["gate"] > 0
+    assert spent.train_step_ms == ()
+    assert spent.phases_s.get("train", 0) == 0
+    rounds = [_round(one)[1].tensors for one in (learner, _learner(world, _data()))]
+    for name, value in rounds[0].items():
+        np.testing.assert_array_equal(value, rounds[1][name])
+
+
+@pytest.mark.parametrize(("count", "fold"), [(1, 0), (2, 2), (0, 0)])
+def test_a_fold_without_examples_or_others_shows_nothing(world, count, fold):
+    few = _data(x_train=np.eye(4, dtype=np.float32)[:count], y_train=np.arange(count))
+    assert _held_out(_learner(world, few), fold) == ComparedExamples()
+
+
+def test_a_fold_whose_training_diverges_shows_nothing(world):
+    settings = {**SETTINGS, "optimiser": {"kind": "sgd", "lr": 1e6}}
+    far = _data(x_train=_data().own.x_train * np.float32(1e36))
+    assert _held_out(_learner(world, far), 0, settings=settings) == ComparedExamples()
 
 
 def test_randomness_depends_on_seed_round_and_device():

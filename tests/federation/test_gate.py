@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from protofleet.federation.outcomes.gate import ENOUGH, GateEvidence, compare, fleet_gain, gain_of
+from protofleet.federation.outcomes.gate import (
+    ENOUGH,
+    FOLD_EVERY,
+    FOLDS,
+    ComparedExamples,
+    compare,
+    fleet_gain,
+    folds_of,
+    gain_of,
+    owner_gain,
+    pooled,
+)
+from protofleet.federation.records import HeldOutGain
 from protofleet.strategies.tasks import TASKS
 from protofleet.wire.messages import FleetGain
 
@@ -20,13 +33,17 @@ def _outputs(right, y):
     return np.eye(3, dtype=np.float32)[np.where(right, y, wrong)]
 
 
-def _evidence(before, now, fleet=None):
+def _compared(before, now):
     y = np.arange(len(before)) % 3
-    found = compare(_CLASSES, _outputs(np.array(before), y), _outputs(np.array(now), y), y)
-    return GateEvidence(**{**{name: getattr(found, name) for name in _FIELDS}, "fleet": fleet})
+    return compare(_CLASSES, _outputs(np.array(before), y), _outputs(np.array(now), y), y)
 
 
-_FIELDS = ("task", "examples", "before", "now", "gain", "variance")
+def _evidence(before, now, fleet=None):
+    return msgspec.structs.replace(pooled(_CLASSES.name, _compared(before, now)), fleet=fleet)
+
+
+def _weighed(task, before, now, y):
+    return pooled(task.name, compare(task, before, now, y))
 
 
 def test_examples_are_compared_one_by_one():
@@ -60,11 +77,9 @@ def test_the_fleet_speaks_where_an_owner_has_few_examples():
 
 def test_without_test_examples_the_bundle_stays_in_use():
     nothing = np.zeros((0, 3), np.float32)
-    found = compare(_CLASSES, nothing, nothing, np.zeros(0))
+    found = _weighed(_CLASSES, nothing, nothing, np.zeros(0))
     assert (found.examples, found.helps) == (0, False)
-    assert found.text == (
-        "the bundle's model: there are no test examples to compare it with another on"
-    )
+    assert found.text == ("the bundle's model: there are no examples to compare it with another on")
 
 
 def test_it_says_which_model_is_in_use_and_why():
@@ -83,14 +98,14 @@ def test_an_error_counts_as_a_share_of_what_it_was():
     task, y = TASKS["regression"], np.full((50, 1), 100.0, np.float32)
     rng = np.random.default_rng(0)
     errors = rng.normal(0, 10, (50, 1)).astype(np.float32)
-    found = compare(task, y + errors, y + errors / 2, y)
+    found = _weighed(task, y + errors, y + errors / 2, y)
     assert found.gain == pytest.approx(0.5, abs=0.05)  # of few errors more than the mean is gained
     assert found.helps
     assert "an error of" in found.text
-    far = compare(task, y + errors, y + errors * 1000, y)
+    far = _weighed(task, y + errors, y + errors * 1000, y)
     assert -1 <= far.gain < -0.7
     assert not far.helps
-    exact = compare(task, y, y, y)
+    exact = _weighed(task, y, y, y)
     assert (exact.gain, exact.helps) == (0.0, False)
 
 
@@ -98,7 +113,7 @@ def test_labels_count_each():
     task, y = TASKS["multilabel"], np.zeros((40, 4), np.float32)
     right, half = np.full((40, 4), -1, np.float32), np.full((40, 4), -1, np.float32)
     half[:, :2] = 1
-    found = compare(task, half, right, y)
+    found = _weighed(task, half, right, y)
     assert (found.before, found.now, found.helps) == (0.5, 1.0, True)
 
 
@@ -112,7 +127,7 @@ def test_statistics_tell_the_same_gain_as_examples(name):
         "multilabel": (now > 0).astype(np.float32),
     }[name]
     told = gain_of(task, task.statistics(before, y, 3), task.statistics(now, y, 3))
-    found = compare(task, before, now, y)
+    found = _weighed(task, before, now, y)
     assert task.worth(task.statistics(now, y, 3)) == pytest.approx(found.now)
     assert told == (pytest.approx(found.gain, abs=0.15 if task.relative else 1e-9), 60)
     assert gain_of(task, None, task.statistics(now, y, 3)) is None
@@ -162,3 +177,71 @@ def test_owners_who_are_served_are_harmed_as_seldom_as_is_said():
             harmed += helps and gain < 0
     assert served > 100
     assert harmed <= (1 - ENOUGH) * served
+
+
+def test_folds_are_pooled_with_the_test_part_and_carried_from_round_to_round():
+    first = _evidence([1, 0], [1, 1])
+    assert (first.next_fold, first.held_out_gain) == (0, None)
+    fold = _compared([0, 0, 1, 1], [1, 1, 1, 1])
+    held = first.with_fold(fold)
+    together = _evidence([1, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1])
+    for name in ("examples", "before", "now", "gain", "variance"):
+        assert getattr(held, name) == pytest.approx(getattr(together, name)), name
+    assert (held.next_fold, held.held_out_gain) == (None, HeldOutGain(examples=4, gain=0.5))
+    second = _evidence([1, 1], [1, 0], _GAINS).following(held)
+    assert (second.examples, second.gain, second.fleet) == (6, pytest.approx(1 / 6), _GAINS)
+    assert second.tests == _compared([1, 1], [1, 0])
+
+
+def test_every_third_round_holds_a_fold_out_and_the_newest_of_each_counts():
+    evidence, asked = None, []
+    for round_id in range(1, 3 * FOLD_EVERY * FOLDS + 1):
+        evidence = _evidence([1], [1]).following(evidence)
+        if evidence.next_fold is not None:
+            asked.append((round_id, evidence.next_fold))
+            evidence = evidence.with_fold(_compared([0] * round_id, [1] * round_id))
+    assert asked == [(1 + FOLD_EVERY * n, n % FOLDS) for n in range(3 * FOLDS)]
+    last = [rounds for rounds, _ in asked[-FOLDS:]]
+    assert [fold.examples for fold in evidence.folds] == last
+    assert evidence.examples == 1 + sum(last)
+
+
+def test_a_fold_that_could_not_be_held_out_takes_its_turn():
+    evidence = _evidence([1], [1]).with_fold(ComparedExamples())
+    assert (evidence.examples, evidence.held_out, evidence.held_out_gain) == (1, 1, None)
+
+
+def test_an_owner_without_test_examples_is_judged_by_folds():
+    nothing = _evidence([], [])
+    assert not nothing.helps
+    better = nothing.with_fold(_compared([0] * 20, [1] * 20))
+    assert (better.examples, better.helps) == (20, True)
+    assert "on 20 examples that it has not seen" in better.text
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_every_fold_has_of_each_class_and_neighbours_share_one(count):
+    y = np.tile(np.repeat(np.arange(3), 4), 20)
+    folds = folds_of(y, count)
+    for label in range(3):
+        own = folds[y == label]
+        sizes = np.bincount(own, minlength=count)
+        assert sizes.max() - sizes.min() <= 1, label
+        assert np.count_nonzero(np.diff(own)) == count - 1, label  # each is one block
+
+
+def test_rare_classes_do_not_share_a_fold():
+    assert sorted(folds_of(np.array([0, 1, 2]), 3)) == [0, 1, 2]
+    assert sorted(folds_of(np.array([0, 0, 1]), 3)) == [0, 1, 2]
+    assert folds_of(np.zeros(0, np.int64), 3).size == 0
+    targets = folds_of(np.zeros((7, 2), np.float32), 3)
+    assert list(targets) == sorted(targets)
+    assert set(targets) == {0, 1, 2}
+
+
+def test_an_owner_s_gain_is_that_of_test_and_held_out_examples():
+    assert owner_gain(None, None) is None
+    assert owner_gain((0.5, 10), None) == (0.5, 10)
+    assert owner_gain(None, HeldOutGain(examples=4, gain=0.25)) == (0.25, 4)
+    gain, examples = owner_gain((0.5, 10), HeldOutGain(examples=30, gain=0.1))
+    assert (gain, examples) == (pytest.approx(0.2), 40)

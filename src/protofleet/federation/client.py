@@ -23,7 +23,7 @@ from protofleet.federation.coding import (
 from protofleet.federation.outcomes.alone import ALONE, AloneLearner, split, train_alone
 from protofleet.federation.outcomes.calibration import RATIOS, RateTester, try_rates
 from protofleet.federation.outcomes.gate import GateEvidence
-from protofleet.federation.records import Costs, Sends
+from protofleet.federation.records import Costs, HeldOutGain, Sends
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Evaluation, Payload, TensorSchemas, Update
@@ -70,10 +70,12 @@ class ClientMemory:
     Attributes:
         state: the strategy's; None before the first round.
         residual: what coding that round's update has left.
+        held_out: what examples that were held out have shown; None: none were.
     """
 
     state: ClientState | None = None
     residual: Tensors = field(default_factory=dict)
+    held_out: HeldOutGain | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +256,7 @@ def train_round(
             memory.residual,
             sends=order.sends,
             work=work,
+            held_out=memory.held_out,
         )
     check_trained(encoded.residual)
     return TrainedRound(

@@ -27,6 +27,7 @@ from protofleet.errors import InputError, RefusedError
 from protofleet.federation.records import (
     Costs,
     EvaluationRecord,
+    HeldOutGain,
     Sends,
     StatisticRows,
     UpdateRecord,
@@ -205,6 +206,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
     *,
     sends: Sends = _ALL,
     work: float = 1.0,
+    held_out: HeldOutGain | None = None,
 ) -> Encoded:
     """The blob of an update, and what its client has to add to the next one.
 
@@ -216,6 +218,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
         residual: what this function returned after the last round that counted.
         sends: what the client tells beside its tensors.
         work: the share of the local training that was done.
+        held_out: what held-out examples have shown up to the round before; None: nothing.
     """
     record = UpdateRecord(
         client_id=update.client_id,
@@ -225,6 +228,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
         evaluation=_to_record(update.evaluation),
         costs=costs,
         work=work if work < 1 else msgspec.UNSET,
+        held_out=held_out or msgspec.UNSET,
     )
     metadata = {_KEY: _fitting(sends.of_record(record))}
     return codecs.encode(update.tensors, baseline, codec, residual=residual, metadata=metadata)

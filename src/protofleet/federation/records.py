@@ -289,10 +289,24 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     more: dict[str, StatisticRows] = {}
 
 
+class HeldOutGain(msgspec.Struct, frozen=True, kw_only=True):
+    """What personal models do for their owner on training examples that they have not seen.
+
+    Attributes:
+        examples: how many were held out so far (``outcomes.gate``), at least 1.
+        gain: mean difference to the bundle's model: a share of them, or of the error that there
+            was.
+    """
+
+    examples: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    gain: Annotated[float, msgspec.Meta(ge=-1, le=1)]
+
+
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of an update but its tensors; ``loss`` is None where nothing was trained.
 
-    ``work``: the share of the local training that was done; absent: all of it.
+    ``work``: the share of the local training that was done; absent: all of it. ``held_out``:
+    absent: nothing was.
     """
 
     client_id: str
@@ -302,6 +316,7 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: EvaluationRecord = EvaluationRecord()
     costs: Costs = Costs()
     work: Annotated[float, msgspec.Meta(gt=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
+    held_out: HeldOutGain | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def share_of_work(self) -> float:
@@ -313,7 +328,8 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True):
     """What devices tell beside their tensors.
 
     Attributes:
-        scores: statistics of their models on their test parts, losses, costs.
+        scores: statistics of their models on their test parts, what held-out examples show,
+            losses, costs.
         counts: numbers of examples, in all and of each class; else an update says 1 or 0.
     """
 
@@ -338,8 +354,13 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True):
         """A record with nothing else in it."""
         if not self.scores:
             record = msgspec.structs.replace(
-                record, loss=None, evaluation=EvaluationRecord(), costs=Costs()
+                record,
+                loss=None,
+                evaluation=EvaluationRecord(),
+                costs=Costs(),
             )
+        if not (self.scores and self.counts):
+            record = msgspec.structs.replace(record, held_out=msgspec.UNSET)
         return msgspec.structs.replace(record, num_examples=self.count(record.num_examples))
 
 

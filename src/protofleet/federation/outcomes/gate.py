@@ -1,11 +1,12 @@
 """The gate: an owner is served a personal model only where the evidence is that it helps.
 
-Evidence are the owner's own test examples, on which the personal model and the bundle's are
-compared one by one, and what personal models do for the other owners of the fleet: the own gain is
-shrunk towards theirs, as in a random-effects model (DerSimonian and Laird, "Meta-analysis in
-clinical trials", Controlled Clinical Trials 7, 1986). Few examples of one's own then suffice where
-nearly everybody gains, and many are needed where nearly nobody does. ``docs/gate.md`` has what that
-does to owners.
+Evidence are examples of the owner's own, on which the personal model and the bundle's are compared
+one by one: the test part, and folds of the training part, in turn over the rounds, each by a model
+that was trained without it. To that comes what personal models do for the other owners of the
+fleet: the own gain is shrunk towards theirs, as in a random-effects model (DerSimonian and Laird,
+"Meta-analysis in clinical trials", Controlled Clinical Trials 7, 1986). Few examples of one's own
+then suffice where nearly everybody gains, and many are needed where nearly nobody does.
+``docs/gate.md`` has what that does to owners.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.federation.records import HeldOutGain
 from protofleet.strategies.scores import Statistics
 from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.tensors import TaskName
 from protofleet.wire.messages import FleetGain
 
-ENOUGH, ENOUGH_ALONE = 0.75, 0.8
-"""Least probability that the personal model is the better one; where no fleet has told anything."""
+ENOUGH = 0.8
+"""Least probability that the personal model is the better one."""
 _FEWEST_OWNERS = 3
 """Of fewer a fleet says nothing."""
 _ALONE = FleetGain(owners=0, mean=0.0, sd=0.2)
@@ -38,8 +40,40 @@ _MOST = 1.0
 """Of a gain: a share of the examples, or of the error that there was."""
 
 
+FOLDS = 4
+"""Of an owner's training part, that are held out in turn."""
+FOLD_EVERY = 3
+"""Rounds of a device; so the gate takes a quarter of the training time at most."""
+
+
+class ComparedExamples(msgspec.Struct, frozen=True, kw_only=True):
+    """What two models do on the same examples, as sums over them.
+
+    Attributes:
+        examples: how many.
+        before, now: worth (``LearningTask.worth``) of the bundle's model, and of the other.
+        gain: differences, of an error as shares of what it was.
+        squares: of those.
+    """
+
+    examples: int = 0
+    before: float = 0.0
+    now: float = 0.0
+    gain: float = 0.0
+    squares: float = 0.0
+
+    def __add__(self, other: ComparedExamples) -> ComparedExamples:
+        return ComparedExamples(
+            examples=self.examples + other.examples,
+            before=self.before + other.before,
+            now=self.now + other.now,
+            gain=self.gain + other.gain,
+            squares=self.squares + other.squares,
+        )
+
+
 class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """How a personal model compares with the bundle's on the owner's own test examples.
+    """How a personal model compares with the bundle's on examples of the owner's own.
 
     Attributes:
         task: what the model predicts.
@@ -49,6 +83,10 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
         variance: of that mean.
         fleet: what personal models do for other owners; None: not told.
         kind: a head trained alone on the bundle's features, or a federation's personal model.
+        tests: those of the test part among the examples.
+        folds: those of the training part, by fold, each from the newest round that has held it out.
+        held_out: how many rounds have held one out.
+        rounds: how many have been trained since the last of those, this one among them.
     """
 
     task: TaskName
@@ -59,6 +97,45 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     variance: float = 1.0
     fleet: FleetGain | None = None
     kind: Literal["personal", "head"] = "personal"
+    tests: ComparedExamples = ComparedExamples()
+    folds: tuple[ComparedExamples, ...] = ()
+    held_out: int = 0
+    rounds: int = FOLD_EVERY
+
+    @property
+    def next_fold(self) -> int | None:
+        """Which fold is to be held out after this round; None: none."""
+        return self.held_out % FOLDS if self.rounds >= FOLD_EVERY else None
+
+    @property
+    def held_out_gain(self) -> HeldOutGain | None:
+        """What the folds show, for the other owners' gates; None: none were held out."""
+        every = sum(self.folds, ComparedExamples())
+        if not every.examples:
+            return None
+        return HeldOutGain(examples=every.examples, gain=every.gain / every.examples)
+
+    def following(self, former: GateEvidence | None) -> GateEvidence:
+        """With the folds of the device's round before."""
+        if former is None:
+            return self
+        gathered = pooled(self.task, self.tests, former.folds)
+        return msgspec.structs.replace(
+            gathered,
+            fleet=self.fleet,
+            kind=self.kind,
+            held_out=former.held_out,
+            rounds=former.rounds + 1,
+        )
+
+    def with_fold(self, fold: ComparedExamples) -> GateEvidence:
+        """With the next fold, in the place of what an earlier round has made of it."""
+        place = self.held_out % FOLDS
+        folds = (*self.folds[:place], fold, *self.folds[place + 1 :])
+        gathered = pooled(self.task, self.tests, folds)
+        return msgspec.structs.replace(
+            gathered, fleet=self.fleet, kind=self.kind, held_out=self.held_out + 1, rounds=0
+        )
 
     @property
     def expected(self) -> float:
@@ -85,7 +162,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def helps(self) -> bool:
         """Whether it is served."""
-        return self.probability >= (ENOUGH_ALONE if self.fleet is None else ENOUGH)
+        return self.probability >= ENOUGH
 
     @property
     def served(self) -> Literal["personal", "head", "bundle"]:
@@ -96,7 +173,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """For people: which model is in use and why."""
         if not self.examples:
-            return "the bundle's model: there are no test examples to compare it with another on"
+            return "the bundle's model: there are no examples to compare it with another on"
         which = self.kind if self.helps else "the bundle's model"
         what = "the personal one" if self.kind == "personal" else "a head trained alone"
         score = TASKS[self.task].worth_text
@@ -115,8 +192,8 @@ def compare(
     before: NDArray[np.float32],
     now: NDArray[np.float32],
     y: NDArray[np.int64] | NDArray[np.float32],
-) -> GateEvidence:
-    """The evidence of an owner's test part.
+) -> ComparedExamples:
+    """What two models do on the same examples.
 
     Args:
         task: of the model.
@@ -124,24 +201,66 @@ def compare(
         now: ``(n, outputs)`` of the personal one.
         y: ``(n,)`` class indices or ``(n, outputs)`` targets.
     """
-    count = len(y)
-    if not count:
-        return GateEvidence(task=task.name, examples=0)
+    if not len(y):
+        return ComparedExamples()
     ours, theirs = task.worths(now, y), task.worths(before, y)
     scale = -float(theirs.mean()) if task.relative else 1.0
     differences = np.clip((ours - theirs) / (scale or 1.0), -_MOST, _MOST)
-    gain = float(differences.mean())
+    return ComparedExamples(
+        examples=len(y),
+        before=float(theirs.sum()),
+        now=float(ours.sum()),
+        gain=float(differences.sum()),
+        squares=float(np.square(differences).sum()),
+    )
+
+
+def pooled(
+    task: TaskName, tests: ComparedExamples, folds: tuple[ComparedExamples, ...] = ()
+) -> GateEvidence:
+    """The evidence of an owner's test part and of folds of the training part."""
+    every = sum(folds, tests)
+    count = every.examples
+    if not count:
+        return GateEvidence(task=task, examples=0, tests=tests, folds=folds)
+    gain = every.gain / count
     # As of two examples more, one better and one worse: a few that are alike prove nothing.
-    squares = (float(np.square(differences).sum()) + 2.0) / (count + 2)
-    smoothed = gain * count / (count + 2)
+    squares = (every.squares + 2.0) / (count + 2)
+    smoothed = every.gain / (count + 2)
     return GateEvidence(
-        task=task.name,
+        task=task,
         examples=count,
-        before=float(theirs.mean()),
-        now=float(ours.mean()),
+        before=every.before / count,
+        now=every.now / count,
         gain=gain,
         variance=(squares - smoothed * smoothed) / count,
+        tests=tests,
+        folds=folds,
     )
+
+
+def folds_of(y: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """A fold for each example, of which every one has of each class where there are enough.
+
+    Neighbours of a class share one, as neighbouring windows of a stream overlap.
+
+    Args:
+        y: ``(n,)`` class indices, or ``(n, T)`` targets.
+        count: of the folds.
+
+    Returns:
+        ``(n,)`` numbers from 0 to below ``count``.
+    """
+    folds = np.zeros(len(y), np.int64)
+    labels = y if y.ndim == 1 else np.zeros(len(y), np.int64)
+    before = 0
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        blocks = np.arange(len(rows)) * min(count, len(rows)) // len(rows)
+        # Each class begins where the one before has ended, so that folds are of one size.
+        folds[rows] = (before + blocks) % count
+        before += len(rows)
+    return folds
 
 
 def gain_of(
@@ -163,11 +282,22 @@ def gain_of(
     return min(max((now - before) / scale, -_MOST), _MOST), int(task.size(own))
 
 
+def owner_gain(
+    tested: tuple[float, int] | None, held_out: HeldOutGain | None
+) -> tuple[float, int] | None:
+    """An owner's gain on test and on held-out examples, and their number; None: nothing is told."""
+    told = [] if tested is None else [tested]
+    if held_out is not None:
+        told.append((held_out.gain, held_out.examples))
+    examples = sum(count for _, count in told)
+    return (sum(gain * count for gain, count in told) / examples, examples) if told else None
+
+
 def fleet_gain(told: Iterable[tuple[float, int]]) -> FleetGain | None:
     """What personal models do for owners like these; None: too few have told.
 
     Args:
-        told: of each owner the gain and the number of examples (``gain_of``).
+        told: of each owner the gain and the number of examples (``owner_gain``).
 
     Returns:
         Mean, and the standard deviation of another owner's gain about it.
