@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.federation.outcomes.gate import GateEvidence, compare, folds_of, pooled
+from protofleet.federation.outcomes.gate import (
+    GateEvidence,
+    compare,
+    folds_of,
+    is_one_class,
+    pooled,
+)
 from protofleet.strategies.tasks import LearningTask
 from protofleet.tensors import Network, TaskName, TensorMap
 
@@ -148,7 +154,9 @@ def fit_head(
     now = np.concatenate([_unseen(task, start, features, y), head(test[0])])
     before = start(np.concatenate([features, test[0]]))
     evidence = pooled(task.name, compare(task, before, now, np.concatenate([y, test[1]])))
-    return FittedHead(head=head, evidence=msgspec.structs.replace(evidence, kind="head"))
+    one_class = is_one_class(y, test[1])
+    evidence = msgspec.structs.replace(evidence, kind="head", one_class=one_class)
+    return FittedHead(head=head, evidence=evidence)
 
 
 def _unseen(

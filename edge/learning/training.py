@@ -31,6 +31,7 @@ from protofleet.federation.outcomes.gate import (
     GateEvidence,
     compare,
     folds_of,
+    is_one_class,
     pooled,
 )
 from protofleet.federation.randomness import client_rng
@@ -298,7 +299,10 @@ class Learner:
 
     def compare(self, strategy: Strategy, state: ClientState) -> GateEvidence:
         """The model of ``state`` beside the bundle's, on the own test part."""
-        return pooled(self.task.name, self._compared(strategy, state))
+        own = self._own
+        evidence = pooled(self.task.name, self._compared(strategy, state))
+        one_class = is_one_class(own.y_train, own.y_test)
+        return msgspec.structs.replace(evidence, one_class=one_class)
 
     def _compared(self, strategy: Strategy, state: ClientState) -> ComparedExamples:
         own, network = self._own, strategy.client_model(state)

@@ -14,6 +14,7 @@ from protofleet.edge.learning.head import (
     with_head,
 )
 from protofleet.errors import InputError
+from protofleet.federation.outcomes.gate import ENOUGH
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import Network, TensorMap
 
@@ -49,12 +50,15 @@ def test_it_learns_an_owner_s_own_habits_and_says_so():
     assert "head: a head trained alone has" in evidence.text
 
 
-def test_wrong_labels_open_no_gate():
-    """What fits them is worse on the examples that it has not seen."""
+def test_wrong_labels_seldom_open_the_gate():
+    """What fits them is better on examples that it has not seen by how often each class comes."""
     start, features, outputs = _problem(1, 60, shift=0.0)
-    y = np.random.default_rng(2).permutation(outputs.argmax(axis=1))
-    found = fit_head(TASKS["classification"], start, (features, y), _nothing(y))
-    assert not found.evidence.helps
+    opened = 0
+    for seed in range(40):
+        y = np.random.default_rng(seed).permutation(outputs.argmax(axis=1))
+        found = fit_head(TASKS["classification"], start, (features, y), _nothing(y))
+        opened += found.evidence.helps
+    assert opened <= 2 * (1 - ENOUGH) * 40
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -103,7 +103,7 @@ def test_a_fold_is_compared_by_a_model_that_has_not_seen_it(world):
     learner = _learner(world, _data())
     for fold in range(FOLDS):
         found = _held_out(learner, fold, settings=settings)
-        assert (found.examples, found.now) == (20, 20)
+        assert (found.examples, found.now) == (60 / FOLDS, 60 / FOLDS)
         assert found.gain == found.now - found.before
     folds = folds_of(_data().own.y_train, FOLDS)
     x = _data().own.x_train.copy()
@@ -135,6 +135,16 @@ def test_a_fold_whose_training_diverges_shows_nothing(world):
     settings = {**SETTINGS, "optimiser": {"kind": "sgd", "lr": 1e6}}
     far = _data(x_train=_data().own.x_train * np.float32(1e36))
     assert _held_out(_learner(world, far), 0, settings=settings) == ComparedExamples()
+
+
+def test_an_owner_with_one_class_keeps_the_bundle_s_model(world):
+    many, one = _learner(world, _data()), _learner(world, _data(y_train=np.zeros(60, np.int64)))
+    same = {"x_test": np.eye(4, dtype=np.float32)[[0, 0]], "y_test": np.zeros(2, np.int64)}
+    alike = _learner(world, _data(y_train=np.zeros(60, np.int64), **same))
+    for learner, expected in ((many, False), (one, False), (alike, True)):
+        strategy = learner.strategy("fedavg", SETTINGS)
+        evidence = learner.compare(strategy, _round(learner)[0])
+        assert evidence.one_class == expected
 
 
 def test_randomness_depends_on_seed_round_and_device():

@@ -15,6 +15,7 @@ from protofleet.federation.outcomes.gate import (
     fleet_gain,
     folds_of,
     gain_of,
+    is_one_class,
     owner_gain,
     pooled,
 )
@@ -217,6 +218,21 @@ def test_an_owner_without_test_examples_is_judged_by_folds():
     better = nothing.with_fold(_compared([0] * 20, [1] * 20))
     assert (better.examples, better.helps) == (20, True)
     assert "on 20 examples that it has not seen" in better.text
+
+
+def test_examples_of_one_class_prove_nothing():
+    """Whatever names that class always is right on them."""
+    alike = msgspec.structs.replace(_evidence([0] * 40, [1] * 40, _GAINS), one_class=True)
+    assert (alike.helps, alike.served, alike.next_fold) == (False, "bundle", None)
+    assert alike.text == (
+        "the bundle's model: all examples are of one class, so another cannot be judged"
+    )
+    assert alike.following(_evidence([0], [1])).one_class
+    assert not _evidence([0], [1]).following(alike).one_class
+    assert is_one_class(np.array([], np.int64), np.array([2, 2]))
+    assert not is_one_class(np.array([1]), np.array([2]))
+    assert not is_one_class(np.array([], np.int64), np.array([], np.int64))
+    assert not is_one_class(np.ones((4, 1)), np.ones((0, 1)))
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])

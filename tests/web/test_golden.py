@@ -20,7 +20,7 @@ _GOLDEN = Path(__file__).parent.parent.parent / "src" / "web" / "test" / "golden
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("gate", golden_gate.cases),
+        ("gate", golden_gate.golden),
         ("intake", golden_intake.cases),
         ("random", golden_random.numbers),
         ("shared", golden_shared.facts),

@@ -1,5 +1,6 @@
 /** What the page is shown in pictures: states of a device, told by a worker that follows a script. */
 
+import { pooled } from "../src/federation/gate.ts";
 import type { BundleFacts, MoveTold, Phase, RoundFigures, Status } from "../src/device/page_messages.ts";
 
 const hex = (seed: number) => Array.from({ length: 32 }, (_, k) => (((seed + k) * 151 + 37) % 256).toString(16).padStart(2, "0")).join("");
@@ -50,7 +51,7 @@ export const TRAINING: Status = {
   exampleCounts: [42, 18, 7, 51, 33, 24],
   inUse: {
     personal: true,
-    evidence: { task: "classification", examples: 33, before: 0.52, now: 0.85, gain: 0.33, variance: 0.01, fleet: null },
+    evidence: pooled("classification", { examples: 33, before: 17.16, now: 28.05, gain: 10.89, squares: 13 }),
   },
   lastSent: [
     "patch.conv.weight", "patch.conv.bias", "blocks.0.attention.query.weight", "blocks.0.attention.key.weight",

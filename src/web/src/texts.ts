@@ -139,6 +139,7 @@ export const IN_USE = {
   bundle: "On this phone the model that you started with answers:",
   chosen: "you chose so in the settings.",
   untested: "too few examples are kept back to compare yours with it. About five of a class are needed.",
+  oneClass: "all your examples are of one class, so yours cannot be compared with it.",
   compared: (now: string, before: string, examples: number) =>
     `yours has ${now}, the one that you started with ${before}, on ${examples} of your examples that neither has seen.`,
   tooLittle: "That is too little to show that yours helps.",

@@ -87,6 +87,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
         folds: those of the training part, by fold, each from the newest round that has held it out.
         held_out: how many rounds have held one out.
         rounds: how many have been trained since the last of those, this one among them.
+        one_class: all of the owner's examples are of the same, so that nothing can be known.
     """
 
     task: TaskName
@@ -101,11 +102,13 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     folds: tuple[ComparedExamples, ...] = ()
     held_out: int = 0
     rounds: int = FOLD_EVERY
+    one_class: bool = False
 
     @property
     def next_fold(self) -> int | None:
         """Which fold is to be held out after this round; None: none."""
-        return self.held_out % FOLDS if self.rounds >= FOLD_EVERY else None
+        due = self.rounds >= FOLD_EVERY and not self.one_class
+        return self.held_out % FOLDS if due else None
 
     @property
     def held_out_gain(self) -> HeldOutGain | None:
@@ -126,6 +129,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
             kind=self.kind,
             held_out=former.held_out,
             rounds=former.rounds + 1,
+            one_class=self.one_class,
         )
 
     def with_fold(self, fold: ComparedExamples) -> GateEvidence:
@@ -154,7 +158,7 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def probability(self) -> float:
         """That the personal model is better for this owner than the bundle's."""
-        if not self.examples:
+        if not self.examples or self.one_class:
             return 0.0
         mean, precision = self._posterior
         return NormalDist().cdf(mean * math.sqrt(precision))
@@ -174,6 +178,8 @@ class GateEvidence(msgspec.Struct, frozen=True, kw_only=True):
         """For people: which model is in use and why."""
         if not self.examples:
             return "the bundle's model: there are no examples to compare it with another on"
+        if self.one_class:
+            return "the bundle's model: all examples are of one class, so another cannot be judged"
         which = self.kind if self.helps else "the bundle's model"
         what = "the personal one" if self.kind == "personal" else "a head trained alone"
         score = TASKS[self.task].worth_text
@@ -237,6 +243,12 @@ def pooled(
         tests=tests,
         folds=folds,
     )
+
+
+def is_one_class(*labels: NDArray[Any]) -> bool:
+    """Whether an owner's examples are all of one class; targets have none."""
+    known = np.concatenate(labels)
+    return known.ndim == 1 and len(np.unique(known)) == 1
 
 
 def folds_of(y: NDArray[Any], count: int) -> NDArray[np.int64]:

@@ -12,6 +12,8 @@
 
 import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
+import { type ComparedExamples, following, type GateEvidence, nextFold, NO_EXAMPLES } from "../federation/gate.ts";
+import type { Strategy } from "../strategies/types.ts";
 import { DEVICE, HOLDS } from "../texts.ts";
 import type { EndpointEvent } from "../wire/endpoint.ts";
 import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
@@ -63,6 +65,9 @@ export class Agent {
   #round: ActiveRound | null = null;
   #next: Task | null = null;
   #running: Running<TrainedRound> | null = null;
+  /** What the round in training is made of, for a fold that may be held out after it. */
+  #trains: { readonly strategy: Strategy; readonly received: ReceivedPayload; readonly examples: number } | null = null;
+  #folding: Running<ComparedExamples> | null = null;
   #sending = "";
   #settleBy = Infinity;
   #waitingDue = Infinity;
@@ -417,10 +422,12 @@ export class Agent {
     const examples = this.#store.journal.received?.examples ?? Infinity;
     const work = this.#learner.round(strategy, this.#store, received, examples);
     this.#running = new Running(work, () => this.#end.wake());
+    this.#trains = { strategy, received, examples };
   }
 
   /** Does what no event of the wire brings: trained, settled, heartbeat, presence. */
   async #advance(): Promise<void> {
+    if (this.#folding?.finished) await this.#onFoldEnded(this.#folding);
     if (this.#running?.finished) await this.#onTrainingEnded(this.#running);
     const now = performance.now();
     if (this.#phase === "send" && now >= this.#settleBy) {
@@ -478,10 +485,35 @@ export class Agent {
       return;
     }
     const { task, payload: { transfer_id: transferId } } = this.#round;
-    const evidence = { ...trained.evidence, fleet: task.fleet };
+    const former = this.#store.journal.state?.evidence ?? null;
+    const evidence = following({ ...trained.evidence, fleet: task.fleet }, former);
     const figures = this.#learner.figures(trained.update);
     await this.#learner.meter.within("encode", () => this.#store.commitTrained({ ...trained, evidence }, transferId, figures));
     await this.#sendUpdate(trained.update.roundId);
+    this.#holdOut(evidence);
+  }
+
+  /** Begins to compare a model of the round, trained without a fold, while the update is on its way. */
+  #holdOut(evidence: GateEvidence): void {
+    const fold = nextFold(evidence);
+    const trained = this.#trains;
+    this.#trains = null;
+    if (trained === null || fold === null || trained.received.order.final) return;
+    const { strategy, received, examples } = trained;
+    this.#folding = new Running(this.#learner.holdOut(strategy, received, examples, fold), () => this.#end.wake());
+  }
+
+  async #onFoldEnded(folding: Running<ComparedExamples>): Promise<void> {
+    this.#folding = null;
+    let fold: ComparedExamples | null;
+    try {
+      fold = folding.take();
+    } catch (error) {
+      this.#news.log(`a held-out fold could not be compared: ${String(error)}`);
+      fold = NO_EXAMPLES; // the round has counted without it
+    }
+    if (fold !== null) await this.#store.commitFold(fold);
+    this.#news.changed();
   }
 
   async #sendUpdate(roundId: number): Promise<void> {

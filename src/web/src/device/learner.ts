@@ -2,9 +2,11 @@
 
 import type { Bundle } from "../bundle/bundle.ts";
 import type { Manifest } from "../bundle/manifest.ts";
-import { InputError } from "../errors.ts";
+import { DivergedError, InputError } from "../errors.ts";
 import { heldOut, type RatesToTry, type RateTester, tryRates } from "../federation/calibration.ts";
-import { compare, type GateEvidence } from "../federation/gate.ts";
+import {
+  compare, type ComparedExamples, FOLDS, foldsOf, type GateEvidence, heldOutGain, isOneClass, NO_EXAMPLES, pooled,
+} from "../federation/gate.ts";
 import { type ClientMemory, type LocalLearner, type ReceivedPayload, trainRound, type TrainedRound } from "../federation/client.ts";
 import { tensorsOf } from "../federation/coding.ts";
 import type { Costs } from "../federation/records.ts";
@@ -44,6 +46,8 @@ export class Learner implements LocalLearner, RateTester {
   #split: Split;
   #lastSteps = 0;
   #expectedSteps = 0;
+  /** Settles when no fold is being held out. */
+  #folding: Promise<unknown> = Promise.resolve();
   /** Learning rates that were tried, and how many there are; null: none are being tried. */
   #rates: { tried: number; readonly all: number } | null = null;
   #figures = {
@@ -105,6 +109,8 @@ export class Learner implements LocalLearner, RateTester {
   /** One whole local round of what the store remembers, on the examples up to the key `last`. */
   async round(strategy: Strategy, store: Store, received: ReceivedPayload, last: number): Promise<TrainedRound> {
     this.control.begin();
+    await this.#folding;
+    this.control.steps = 0;
     this.#split = this.#examples.split(last);
     const all = stepsOf(store.journal.settings, this.#split.train.y.shape[0]!);
     this.#expectedSteps = this.#lastSteps || Math.ceil(received.order.work * all);
@@ -121,6 +127,7 @@ export class Learner implements LocalLearner, RateTester {
   /** What learning rates do to the loss on held-out training examples; empty: there are too few. */
   async tryRates(asked: RatesToTry): Promise<readonly number[]> {
     this.control.begin();
+    await this.#folding;
     const { train } = this.#examples.split();
     const { kept, held } = heldOut(train.y);
     if (held.length === 0 || kept.length < this.#programs.minBatch) return [];
@@ -136,6 +143,36 @@ export class Learner implements LocalLearner, RateTester {
     }
   }
 
+  /**
+   * A personal model that has not seen a fold of a round's training part, compared on that, as of a device that joins in
+   * this round: what it keeps from earlier ones has seen the fold. The next round waits for it. No examples where the
+   * fold has none, there are too few others, or training diverges; throws TrainingCancelled.
+   */
+  holdOut(strategy: Strategy, { order, payload }: ReceivedPayload, last: number, fold: number): Promise<ComparedExamples> {
+    const work = this.#holdOut(strategy, payload, order.seed, this.#examples.split(last).train, fold);
+    this.#folding = work.catch(() => {}); // whoever waits for the result is told
+    return work;
+  }
+
+  async #holdOut(
+    strategy: Strategy, payload: Payload, seed: bigint, train: Labelled, fold: number,
+  ): Promise<ComparedExamples> {
+    const folds = foldsOf(train.y, FOLDS);
+    const [held, kept] = [true, false].map((is) => folds.flatMap((one, row) => ((one === fold) === is ? [row] : [])));
+    if (held!.length === 0 || kept!.length < Math.max(1, this.#programs.minBatch)) return NO_EXAMPLES;
+    const split = { train: rowsIn(train, kept!), test: rowsIn(train, held!) };
+    const started = performance.now();
+    try {
+      const [state] = await this.#update(strategy, null, payload, seed, 1, { split, meter: new Meter() });
+      return await this.#compared(strategy, state, split);
+    } catch (error) {
+      if (error instanceof DivergedError) return NO_EXAMPLES;
+      throw error;
+    } finally {
+      this.meter.count("gate", (performance.now() - started) / 1000);
+    }
+  }
+
   /** On the test part. */
   async loss(network: Network, score: Score | null): Promise<number> {
     return (await this.#evaluator().evaluate(network, score)).ownLoss;
@@ -148,40 +185,57 @@ export class Learner implements LocalLearner, RateTester {
     seed: bigint,
     work = 1,
   ): Promise<readonly [ClientState, Update]> {
-    const { x, y } = this.#split.train;
+    const parts = { split: this.#split, meter: this.meter };
+    const [trained, update] = await this.#update(strategy, state, payload, seed, work, parts);
+    // In each round, because the test part grows with the owner's examples.
+    const start = await this.meter.within("evaluate", () => this.#evaluator().statistics(this.model.network));
+    this.#figures.start = start === null ? null : this.#headline(start);
+    return [trained, { ...update, evaluation: { ...update.evaluation, start } }];
+  }
+
+  /** A local round on some examples, whose time a meter counts. */
+  async #update(
+    strategy: Strategy,
+    state: ClientState | null,
+    payload: Payload,
+    seed: bigint,
+    work: number,
+    { split, meter }: { readonly split: Split; readonly meter: Meter },
+  ): Promise<readonly [ClientState, Update]> {
+    const { x, y } = split.train;
     const rng = await clientRng(seed, payload.roundId, this.#deviceId);
-    const evaluator = this.#evaluator();
+    const evaluator = this.#evaluator(split);
     const tools: ClientTools = {
       clientId: this.#deviceId,
       training: {
         name: `client '${this.#deviceId}'`,
         x,
         y,
-        gradFns: this.#timed(),
+        gradFns: this.#timed(meter),
         rng,
         minBatch: this.#programs.minBatch,
         work,
       },
       predict: (network, examples) => this.#programs.predict(network, examples),
       features: (network, examples) => this.#programs.features(network, examples),
-      evaluate: (network, score) => this.meter.within("evaluate", () => evaluator.evaluate(network, score ?? null)),
-      statistics: (network) => this.meter.within("evaluate", () => evaluator.statistics(network)),
+      evaluate: (network, score) => meter.within("evaluate", () => evaluator.evaluate(network, score ?? null)),
+      statistics: (network) => meter.within("evaluate", () => evaluator.statistics(network)),
     };
-    const [trained, update] = await this.meter.within("train", () =>
-      strategy.clientUpdate(state ?? strategy.clientInit(), payload, tools));
-    // In each round, because the test part grows with the owner's examples.
-    const start = await this.meter.within("evaluate", () => evaluator.statistics(this.model.network));
-    this.#figures.start = start === null ? null : this.#headline(start);
-    return [trained, { ...update, evaluation: { ...update.evaluation, start } }];
+    return meter.within("train", () => strategy.clientUpdate(state ?? strategy.clientInit(), payload, tools));
   }
 
   async compare(strategy: Strategy, state: ClientState): Promise<GateEvidence> {
-    const evaluator = this.#evaluator();
-    return this.meter.within("evaluate", async () => {
-      const before = await evaluator.scores(this.model.network);
-      const now = await evaluator.scores(strategy.clientModel(state), strategy.clientScore(state));
-      return compare(evaluator.task, before, now, this.#split.test.y);
-    });
+    const tests = await this.meter.within("evaluate", () => this.#compared(strategy, state, this.#split));
+    const { train, test } = this.#split;
+    return { ...pooled(this.#manifest.task, tests), oneClass: isOneClass(train.y, test.y) };
+  }
+
+  /** The model of a state beside the bundle's, on a test part. */
+  async #compared(strategy: Strategy, state: ClientState, split: Split): Promise<ComparedExamples> {
+    const evaluator = this.#evaluator(split);
+    const before = await evaluator.scores(this.model.network);
+    const now = await evaluator.scores(strategy.clientModel(state), strategy.clientScore(state));
+    return compare(evaluator.task, before, now, split.test.y);
   }
 
   async costs(strategy: Strategy, state: ClientState): Promise<Costs> {
@@ -209,22 +263,22 @@ export class Learner implements LocalLearner, RateTester {
     await this.#programs.close();
   }
 
-  #timed(): Map<string, GradFn> {
+  #timed(meter: Meter): Map<string, GradFn> {
     const timed = (gradFn: GradFn): GradFn => async (network, batch, rng) => {
       // How fast the phone is says nothing of its waits.
-      if (this.control.held) await this.meter.within("idle", () => this.control.between());
+      if (this.control.held) await meter.within("idle", () => this.control.between());
       else await this.control.between();
       const started = performance.now();
       const step = await gradFn(network, batch, rng);
-      this.meter.step(performance.now() - started);
+      meter.step(performance.now() - started);
       return step;
     };
     return new Map([...this.#programs.gradFns].map(([objective, gradFn]) => [objective, timed(gradFn)]));
   }
 
-  #evaluator(): Evaluator {
+  #evaluator(split: Split = this.#split): Evaluator {
     const { task, classes, targets } = this.#manifest;
-    return new Evaluator(this.#programs, task, Math.max(classes.length, targets.length), this.#split.test);
+    return new Evaluator(this.#programs, task, Math.max(classes.length, targets.length), split.test);
   }
 
   /** How good a model is on the owner's test part; null where there is none. */
@@ -262,8 +316,9 @@ function rowsIn({ x, y }: Labelled, rows: readonly number[]): Labelled {
 /** What the last delivered round has left. */
 async function memoryOf(store: Store): Promise<ClientMemory> {
   const { state } = store.journal;
-  if (state === null) return { state: null, residual: new Map() };
+  if (state === null) return { state: null, residual: new Map(), heldOut: null };
   return {
+    heldOut: heldOutGain(state.evidence ?? {}),
     state: { roundId: state.roundId, tensors: tensorsOf(await store.read(state.blob)) },
     residual: state.residual === null ? new Map() : tensorsOf(await store.read(state.residual)),
   };

@@ -2,11 +2,11 @@
 
 import type { Costs } from "../federation/records.ts";
 
-export type MeteredPhase = "idle" | "receive" | "train" | "evaluate" | "infer" | "encode" | "send";
+export type MeteredPhase = "idle" | "receive" | "train" | "evaluate" | "infer" | "encode" | "send" | "gate";
 
 /**
  * What the device has spent since the last update. Its time is one line cut into phases: entering a
- * phase ends the one before it.
+ * phase ends the one before it. Only `gate` goes on beside them.
  */
 export class Meter {
   readonly #now: () => number;
@@ -39,6 +39,11 @@ export class Meter {
     } finally {
       this.enter(outer);
     }
+  }
+
+  /** Adds seconds that something took beside the line of phases. */
+  count(phase: MeteredPhase, seconds: number): void {
+    this.#spent.set(phase, (this.#spent.get(phase) ?? 0) + 1000 * seconds);
   }
 
   /** Milliseconds of one call of a training program. */

@@ -23,7 +23,7 @@ export type DeviceEnd = Pick<
 export type AgentLearner = Pick<
   Learner,
   | "model" | "meter" | "control" | "numExamples" | "classCounts" | "lastExample" | "asksClassCounts" | "strategy" | "round"
-  | "figures" | "tryRates"
+  | "figures" | "tryRates" | "holdOut"
 >;
 
 /** Where the device stands, as it is told. */

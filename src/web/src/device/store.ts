@@ -12,6 +12,7 @@
 import { sha256Hex } from "../hash.ts";
 import { ProvisionError, RefusedError } from "../errors.ts";
 import type { TrainedRound } from "../federation/client.ts";
+import { type ComparedExamples, withFold } from "../federation/gate.ts";
 import { encode } from "../tensors/safetensors.ts";
 import { STORE } from "../texts.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
@@ -302,6 +303,15 @@ export class Store {
     const sent = [...trained.update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength }));
     const pending: PendingUpdate = { roundId, update, state, coding: trained.coding, figures, sent };
     await this.#commit({ ...this.journal, received: null, pending }, { blobs: new Map([...blobs, ...more, ...rest]) });
+  }
+
+  /** Adds what was held out to the evidence for the newest model. */
+  async commitFold(fold: ComparedExamples): Promise<void> {
+    const { pending, state } = this.journal;
+    const newest = pending?.state ?? state;
+    if (newest?.evidence === undefined) return;
+    const judged = { ...newest, evidence: withFold(newest.evidence, fold) };
+    await this.#commit({ ...this.journal, ...(pending === null ? { state: judged } : { pending: { ...pending, state: judged } }) });
   }
 
   /** The coordinator has the update: its state becomes the device's own. */

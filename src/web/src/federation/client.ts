@@ -11,7 +11,7 @@ import type { Tensors } from "../tensors/tensors.ts";
 import { DEVICE } from "../texts.ts";
 import { type Codec, type Coding, codecOf, encode } from "../wire/codecs.ts";
 import type { Task } from "../wire/messages.ts";
-import type { GateEvidence } from "./gate.ts";
+import type { GateEvidence, HeldOutGain } from "./gate.ts";
 import { decodePayload, MOST_RECORD_CHARS, referenceOf, updateBaseline } from "./coding.ts";
 import { type Costs, type Sends, updateRecord } from "./records.ts";
 
@@ -30,6 +30,8 @@ export interface RoundConfig {
 export interface ClientMemory {
   readonly state: ClientState | null;
   readonly residual: Tensors;
+  /** What examples that were held out have shown. */
+  readonly heldOut: HeldOutGain | null;
 }
 
 /** A payload that has arrived; its tensors are views into `raw`. */
@@ -128,7 +130,7 @@ export async function trainRound(
   const evidence = await learner.compare(strategy, state);
   const costs = await learner.costs(strategy, state);
   const { task } = learner.model;
-  const record = updateRecord(update, costs, { ...order.sends, work }, task, MOST_RECORD_CHARS);
+  const record = updateRecord(update, costs, { ...order.sends, work, heldOut: memory.heldOut }, task, MOST_RECORD_CHARS);
   const encoded = await encode(update.tensors, updateBaseline(learner.model, payload.tensors), order.codec, {
     residual: memory.residual,
     metadata: { update: record },

@@ -1,6 +1,7 @@
 /** What an update says beside its tensors (docs/protocol.md, Update record). */
 
 import { InputError } from "../errors.ts";
+import type { HeldOutGain } from "./gate.ts";
 import type { Evaluation, Statistics, TaskName, Update } from "../strategies/types.ts";
 
 /** Of the latencies that travel with an update. */
@@ -22,9 +23,10 @@ export interface Sends {
   readonly counts: boolean;
 }
 
-/** What an update tells: also the share of the training that was done, where that is not all of it. */
+/** What an update tells: also the share of the training that was done, where that is not all, and what was held out. */
 export interface Told extends Sends {
   readonly work?: number;
+  readonly heldOut?: HeldOutGain | null;
 }
 
 /** The record as JSON, without statistics that do not fit into `mostChars`. */
@@ -43,7 +45,8 @@ export function updateRecord(
     ...(sends.work === undefined || sends.work >= 1 ? {} : { work: sends.work }),
   };
   if (!sends.scores) return JSON.stringify(head);
-  const told = { loss: finite(loss), costs: costsRecord(costs) };
+  const heldOut = sends.counts && sends.heldOut ? { held_out: sends.heldOut } : {};
+  const told = { loss: finite(loss), costs: costsRecord(costs), ...heldOut };
   const begin = JSON.stringify({ ...head, ...told }).slice(0, -1);
   const full = update.evaluation;
   const more = new Map();

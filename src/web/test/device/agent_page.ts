@@ -7,6 +7,7 @@ import { TrainingCancelled, TrainingControl } from "../../src/device/training.ts
 import { DivergedError } from "../../src/errors.ts";
 import type { RatesToTry } from "../../src/federation/calibration.ts";
 import type { ReceivedPayload, TrainedRound } from "../../src/federation/client.ts";
+import { type ComparedExamples, NO_EXAMPLES, pooled } from "../../src/federation/gate.ts";
 import type { AgentLearner, DeviceEnd } from "../../src/device/reporter.ts";
 import type { Model, Strategy } from "../../src/strategies/types.ts";
 import { encode } from "../../src/tensors/safetensors.ts";
@@ -105,7 +106,8 @@ class ScriptedEnd implements DeviceEnd {
   }
 }
 
-const EVIDENCE = { task: "classification", examples: 0, before: 0, now: 0, gain: 0, variance: 1, fleet: null } as const;
+const EVIDENCE = pooled("classification", NO_EXAMPLES);
+const FOLD: ComparedExamples = { examples: 4, before: 1, now: 3, gain: 2, squares: 2 };
 
 /** Trains when a test lets it: each number becomes one more. */
 class ScriptedLearner implements AgentLearner {
@@ -154,6 +156,16 @@ class ScriptedLearner implements AgentLearner {
     } while (!this.free);
     if (this.failure !== null) throw this.failure;
     return rates.map((rate) => rate / 2);
+  }
+
+  /** Folds that were held out, and the last example of each. */
+  readonly folds: string[] = [];
+  brokenFolds = false;
+
+  async holdOut(_strategy: Strategy, _received: ReceivedPayload, last: number, fold: number): Promise<ComparedExamples> {
+    this.folds.push(`${fold} up to ${last}`);
+    if (this.brokenFolds) throw new Error("no such fold");
+    return FOLD;
   }
 
   figures({ roundId }: { readonly roundId: number }) {
@@ -273,6 +285,27 @@ const CASES: Readonly<Record<string, Case>> = {
     equal(bench.end.did, ["expect 1a", "accept 1a", "send 1"]);
     const { state, pending } = bench.store.journal;
     equal([state?.roundId, pending, bench.store.history.length, bench.learner.began], [1, null, 1, ["1 up to 7"]]);
+    await bench.train(2);
+  },
+
+  "every third round holds out a fold": async (bench) => {
+    for (const roundId of [1, 2, 3, 4]) {
+      await bench.train(roundId);
+      bench.deliver();
+      await bench.until(() => bench.agent.phase === "idle");
+    }
+    await bench.until(() => bench.store.journal.state?.evidence?.heldOut === 2);
+    equal(bench.learner.folds, ["0 up to 7", "1 up to 7"]);
+    const { examples, gain, folds } = bench.store.journal.state!.evidence!;
+    equal([examples, gain, folds], [8, 0.5, [FOLD, FOLD]]);
+  },
+
+  "a fold that cannot be held out costs no round": async (bench) => {
+    bench.learner.brokenFolds = true;
+    await bench.train(1);
+    bench.deliver();
+    await bench.until(() => bench.store.journal.state?.evidence?.heldOut === 1);
+    equal([bench.store.journal.state?.roundId, bench.store.journal.state?.evidence?.examples], [1, 0]);
     await bench.train(2);
   },
 

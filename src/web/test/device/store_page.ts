@@ -1,5 +1,6 @@
 /** Steps of a device's store, for a page that a test kills between or within them. */
 
+import { NO_EXAMPLES, pooled } from "../../src/federation/gate.ts";
 import type { StoreBinding } from "../../src/device/journal.ts";
 import { keptBlobs } from "../../src/device/journal.ts";
 import type { MoveTold } from "../../src/device/page_messages.ts";
@@ -30,7 +31,7 @@ function trained(roundId: number): TrainedRound {
     update: { clientId: "d", roundId, numExamples: 1, tensors: tensors(roundId + 100), evaluation, loss: 0.1 },
     blob: bytes(roundId + 100),
     coding: { codec: "raw", rawBytes: 0, reference: "" },
-    evidence: { task: "classification", examples: 0, before: 0, now: 0, gain: 0, variance: 1, fleet: null },
+    evidence: pooled("classification", NO_EXAMPLES),
   };
 }
 

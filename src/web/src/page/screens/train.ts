@@ -111,8 +111,9 @@ function inUseText({ personal, evidence }: InUse, use: Use): string {
   const which = personal ? IN_USE.personal : IN_USE.bundle;
   if (use !== "auto") return `${which} ${IN_USE.chosen}`;
   if (evidence === null) return which;
-  const { task, examples, before, now } = evidence;
+  const { task, examples, before, now, oneClass } = evidence;
   if (examples === 0) return `${which} ${IN_USE.untested}`;
+  if (oneClass) return `${which} ${IN_USE.oneClass}`;
   const worth = (value: number): string => (task === "regression" ? IN_USE.error(-value) : `${percent(value)} %`);
   const compared = IN_USE.compared(worth(now), worth(before), examples);
   return `${which} ${compared}${personal ? "" : ` ${IN_USE.tooLittle}`}`;
