@@ -25,6 +25,7 @@ from protofleet.federation.coding import (
     payload_baseline,
     update_baseline,
 )
+from protofleet.federation.outcomes.gate import FOLDS
 from protofleet.federation.records import Sends
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
@@ -107,7 +108,7 @@ def test_every_third_round_holds_out_a_fold_and_later_updates_tell_of_it(device)
     updates = [decode_update(sent.blob, Coding(), {}, max_bytes=1 << 20) for sent in endpoint.sent]
     told = [one.record.held_out for one in updates]
     assert told[0] is msgspec.UNSET
-    assert 10 < told[2].examples < 17
+    assert told[2].examples == 40 / FOLDS
     assert told[1] in (msgspec.UNSET, told[2])
     assert told[3] == told[2]
     evidence = device.journal.state.evidence

@@ -84,7 +84,7 @@ def _compared(rng: np.random.Generator, count: int) -> ComparedExamples:
 
 
 def _told(evidence: GateEvidence) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(evidence)
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(evidence))
     told["heldOut"], told["oneClass"] = told.pop("held_out"), told.pop("one_class")
     del told["kind"]
     return told
