@@ -12,15 +12,19 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.digits import load_digits
 from protofleet.edge.data.examples import read_csv
 from protofleet.edge.data.intake import SensorIntake
+from protofleet.edge.data.recording_files import label_in
+from protofleet.edge.data.recordings import read_recordings
 from protofleet.errors import InputError
 
 _SMALL = Preprocessing(
@@ -31,6 +35,16 @@ _SMALL = Preprocessing(
     channels=("ax", "ay", "gx"),
     mean=(0.1, -0.2, 0.0),
     std=(0.5, 0.25, 2.0),
+)
+_HEAD = "time_ms,acc_x,acc_y,acc_z,gyro_x,gyro_y,gyro_z"
+_BOTH = Preprocessing(
+    input_shape=(20, 6),
+    rate_hz=10.0,
+    window=20,
+    hop=10,
+    channels=("acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z"),
+    mean=(1.0, 0.5, 0.0, 0.0, 0.25, 0.0),
+    std=(2.0, 1.0, 0.5, 1.0, 1.0, 4.0),
 )
 _MOTION = Preprocessing(
     input_shape=(128, 6),
@@ -48,6 +62,10 @@ def cases() -> dict[str, Any]:
     return {
         "streams": [_stream(**case) for case in _STREAMS],
         "csv": [_csv(name, text) for name, text in _CSV.items()],
+        "recordings": [_recordings(name, files) for name, files in _RECORDINGS.items()],
+        "labels": [
+            {"parts": parts, "said": label_in(parts, _CLASSES)} for parts in _NAMED_AFTER_CLASSES
+        ],
         "npz": [_npz(name, deflated=deflated) for name in _ARRAYS for deflated in (False, True)],
         "digits": _digits(),
     }
@@ -327,6 +345,109 @@ def _csv(name: str, text: str) -> dict[str, Any]:
         "x": _packed(np.concatenate([one.x for one in blocks])),
         "labels": np.concatenate([one.y for one in blocks]).tolist(),
         "start_s": None if None in starts else [time for one in starts for time in one or ()],
+    }
+
+
+class _Bundle(msgspec.Struct, frozen=True):
+    """What reading recordings needs of a manifest."""
+
+    preprocessing: Preprocessing = _BOTH
+    classes: tuple[str, ...] = ("still", "walk")
+    targets: tuple[str, ...] = ()
+    task: str = "classification"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.classes
+
+
+_CLASSES = ("still", "walk", "walk up", "1", "größe")
+_NAMED_AFTER_CLASSES = [
+    ["home", "rec1"],
+    ["home", "Walk_03"],
+    ["walk", "2024-05-01"],
+    ["walk", "still"],
+    ["walkUp-1"],
+    ["still and walk"],
+    ["walker"],
+    ["GRÖSSE", "Größe 3"],
+]
+
+
+def _sensor_table(
+    head: str, *, rate_hz: int = 10, columns: int = 3, unit: int = 1, late: int = 0
+) -> str:
+    """Readings of 30 s by whole numbers; ``unit``: of times, in a second; ``late``: so many."""
+    rows = []
+    for k in range(30 * rate_hz):
+        cells = [(k + late) * unit // rate_hz, *((k * k + 7 * c) % 11 for c in range(columns))]
+        rows.append(",".join(map(str, cells)))
+    return "\n".join([head, *rows, ""])
+
+
+_NS, _MS = 10**9, 1000
+_RECORDINGS: dict[str, dict[str, str]] = {
+    "a phone's logger, with marks": {
+        "Accelerometer.csv": _sensor_table("time,seconds_elapsed,z,y,x", columns=4, unit=_NS),
+        "Gyroscope.csv": _sensor_table("time,x,y,z", rate_hz=20, unit=_NS, late=3),
+        "AccelerometerUncalibrated.csv": _sensor_table("time,z,y,x", unit=_NS),
+        "Annotation.csv": f"time,text\n0,still\n{12 * _NS},walk\n{20 * _NS},\n",
+        "Metadata.csv": "version,device name\n3,phone\n",
+    },
+    "sensors in a folder that is named after the activity": {
+        "walk/Acc.csv": _sensor_table("timestamp [ms],x,y,z", unit=_MS),
+        "walk/gyro.csv": _sensor_table("timestamp [ms],x,y,z", unit=_MS),
+        "still/Acc.csv": _sensor_table("timestamp [ms],x,y,z", unit=_MS),
+        "still/gyro.csv": _sensor_table("timestamp [ms],x,y,z", unit=_MS),
+    },
+    "a sensor that says its own labels": {
+        "acc.csv": _sensor_table("time_ms,x,y,z", unit=_MS),
+        "gyro.csv": "time_ms,x,y,z,label\n"
+        + "".join(f"{100 * k},1,2,3,{'walk' if k > 120 else 'still'}\n" for k in range(300)),
+    },
+    "marks with an end, from the beginning of the recording": {
+        "acc.csv": _sensor_table("time_s,x,y,z", late=50000),
+        "gyro.csv": _sensor_table("time_s,x,y,z", late=50000),
+        "notes.txt": "start_s;end_s;label\n2;12;still\n12;25;walk\n",
+    },
+    "one table an activity": {
+        "walk 1.csv": _sensor_table(_HEAD, columns=6, unit=_MS),
+        "still.csv": _sensor_table(_HEAD, columns=6, unit=_MS),
+        "readme.txt": "what this is\n",
+    },
+    "sensors that never overlap": {
+        "acc.csv": _sensor_table("time_ms,x,y,z", unit=_MS),
+        "gyro.csv": _sensor_table("time_ms,x,y,z", unit=_MS, late=10000),
+    },
+    "marks of another clock": {
+        "acc.csv": _sensor_table("time_ms,x,y,z", unit=_MS),
+        "gyro.csv": _sensor_table("time_ms,x,y,z", unit=_MS),
+        "marks.csv": "time_s,label\n5000000,walk\n",
+    },
+}
+
+
+def _recordings(name: str, files: dict[str, str]) -> dict[str, Any]:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in files.items():  # with one fixed time: the file's bytes are compared
+            archive.writestr(zipfile.ZipInfo(path), text, zipfile.ZIP_DEFLATED)
+    found: dict[str, Any] = {
+        "name": name,
+        "zip": base64.b64encode(packed.getvalue()).decode(),
+    }
+    manifest: Any = _Bundle()
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "mine.zip"
+        place.write_bytes(packed.getvalue())
+        try:
+            blocks = list(read_recordings([str(place)], manifest))
+        except InputError as error:
+            return {**found, "refused": str(error).replace(str(place), "mine.zip")}
+    return {
+        **found,
+        "x": _packed(np.concatenate([one.x for one in blocks])),
+        "labels": np.concatenate([one.y for one in blocks]).tolist(),
     }
 
 

@@ -285,7 +285,7 @@ export const DRAWING = {
 
 export const FILES = {
   lead: "A recording or examples that you already have.",
-  choose: "Choose a file",
+  choose: "Choose files",
   reading: "Reading…",
   csvStream: (channels: string) => `CSV of sensor readings: columns that mean ${channels}, a time, and label.`,
   csvExamples: (size: number) => `CSV of examples: ${size} numbers in each row and a column label.`,
@@ -294,7 +294,10 @@ export const FILES = {
   unlabelled: (count: number) => `${count} without a label were left out.`,
   lost: (what: string) => `Samples that were not used: ${what}.`,
   doubt: (spread: string) => `Its values have a standard deviation of ${spread}; preprocessed ones have about 1. Are they preprocessed as the model takes them?`,
-  other: (name: string) => `“${name}”: expected a file that ends with .csv or .npz.`,
+  zip: "Several at once, or a ZIP as loggers share them: a table for each sensor, named after it (Accelerometer.csv), and one of marks; or recordings whose names say the activity.",
+  each: (where: string, added: string) => `${where}: ${added}`,
+  leftOut: (what: string) => `Left out: ${what}.`,
+  other: (name: string) => `“${name}”: expected files that end with .csv, .tsv, .txt, .zip or .npz`,
 } as const;
 
 /** What is wrong with examples, wherever they come from. */
@@ -317,6 +320,8 @@ export const CSV = {
   before: (lines: number) => `${lines} lines before the table were passed over.`,
   cutOff: (line: number) => `The last row, line ${line}, is cut off and was left out.`,
   notUtf8: "The file is not UTF-8 and was read as Windows-1252: names and labels with other letters than English ones may be wrong.",
+  noSamples: (where: string, got: number) => `${where}: expected samples, got ${got}`,
+  byItsName: (where: string, label: string) => `${where}: no column of labels; all of it is “${label}”, by its name.`,
   meant: (columns: string) => `Columns by the meaning of their names: ${columns}.`,
   unitTimes: (unit: string, factor: number) => `in ${unit}, taken times ${factor}, as the model takes them.`,
   unitAsIs: (unit: string) => `in ${unit}, taken as they are, since the model does not tell its unit.`,
@@ -378,6 +383,37 @@ export const CSV = {
 } as const;
 
 /** What is wrong with an NPZ. */
+/** What is wrong with recordings. */
+export const RECORDINGS = {
+  many: (most: number, got: number) => `recordings: expected at most ${most} tables, got ${got}`,
+  none: (where: string) => `${where}: no table in it; expected files that end in .csv, .tsv or .txt`,
+  explodes: (where: string, packed: number, size: number) => `${where} unpacks ${packed} bytes to ${size}, which no recording does`,
+  apart: (channels: string, where: string) =>
+    `recordings: expected channels of one sensor side by side in the bundle, got ${channels}, of which ${where} has some`,
+  never: (window: string, got: string) =>
+    `recording: expected sensors that were recorded at the same time, for a window of ${window}, got ${got}`,
+} as const;
+
+/** What is wrong with a table of marks. */
+export const MARKS = {
+  taken: (where: string, column: string, unit: string) => `${where}: times in “${column}” taken as ${unit}.`,
+  fromBegin: (where: string, column: string) => `${where}: times in “${column}” taken from the beginning of the recording.`,
+  clock: (where: string, begin: number, end: number, from: number, to: number) =>
+    `${where}: expected times of the samples' clock, ${begin.toFixed(1)} to ${end.toFixed(1)} s, got ${from} to ${to} s`,
+  noTime: (where: string, line: number, got: string) => `${where}, line ${line}: expected a time, got '${got}'`,
+} as const;
+
+/** What is wrong with a ZIP archive, which an .npz file is as well. */
+export const ZIP = {
+  notPlain: (where: string) => `${where}: not a plain ZIP archive, which an .npz file and a zip of recordings are`,
+  directory: (where: string) => `${where}: not a plain ZIP archive: its directory is damaged`,
+  noEntry: (what: string) => `${what}: damaged: no entry where the directory says`,
+  size: (what: string, most: number, got: number) => `${what}: expected at most ${most} bytes inside the file, got ${got}`,
+  method: (what: string, got: number) => `${what}: expected to be stored or deflated, got ZIP method ${got}`,
+  checksum: (what: string) => `${what}: damaged: its checksum differs`,
+  damaged: (what: string, how: string) => `${what}: damaged: ${how}`,
+} as const;
+
 export const NPZ = {
   none: (where: string) => `${where}: expected examples, got none`,
   names: (where: string, kind: string, expected: string, got: string) =>
@@ -395,13 +431,6 @@ export const NPZ = {
     `${what}: expected (n, ${targets.length}), a column for each of the targets ${targets.join(", ")}, got ${got}`,
   notFinite: (what: string) => `${what} contains NaN or infinite values; leave such examples out`,
   twice: (where: string, name: string) => `${where}: holds the array '${name}' twice`,
-  notPlain: (where: string) => `${where}: not a plain .npz file, as np.savez writes them`,
-  directory: (where: string) => `${where}: not a plain .npz file: its directory is damaged`,
-  noEntry: (what: string) => `${what}: damaged: no entry where the directory says`,
-  size: (what: string, most: number, got: number) => `${what}: expected at most ${most} bytes inside the file, got ${got}`,
-  method: (what: string, got: number) => `${what}: expected to be stored or deflated, got ZIP method ${got}`,
-  checksum: (what: string) => `${what}: damaged: its checksum differs`,
-  damaged: (what: string, how: string) => `${what}: damaged: ${how}`,
   notArray: (what: string) => `${what}: expected an array as NumPy writes it`,
   values: (what: string, got: string) => `${what}: expected numbers or text, got ${got}`,
   numbers: (what: string, got: string) => `${what}: expected numbers, got ${got}`,

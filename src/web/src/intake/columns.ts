@@ -87,16 +87,37 @@ function timeOf(names: readonly string[], channels: readonly string[]): TimeColu
   const found = names.filter((name) => name.length <= MOST_LETTERS && !used.has(name) && [...wordsOf(name)].some((word) => TIMES.has(word)));
   const [name, ...more] = found;
   if (name === undefined || more.length > 0) return null;
+  return { name, unitS: secondsIn(name) };
+}
+
+/** Those channels that columns of a table have the name of, or mean. */
+export function channelsIn(header: readonly string[], channels: readonly string[], named: string): string[] {
+  const meant = new Set([...meanings(header, channels, named)].map(([, channel]) => channel));
+  return channels.filter((name) => header.includes(name) || meant.has(name));
+}
+
+/** The sensors after which a file is named. */
+export function sensorsIn(named: string): string[] {
+  return [...wordsOf(named)].filter((word) => SENSORS.has(word));
+}
+
+/** Words of a column's name, without its unit. */
+export function wordsIn(name: string): ReadonlySet<string> {
+  return name.length <= MOST_LETTERS ? wordsOf(name.replace(UNIT, "")) : new Set();
+}
+
+/** Seconds of the unit that a column of times names; null: it names none. */
+export function secondsIn(name: string): number | null {
   const unit = UNIT.exec(name)?.[1];
   const said = unit === undefined ? wordsOf(name) : new Set([unit.trim().toLowerCase()]);
   const units = new Set([...said].flatMap((word) => UNITS_S[word] ?? []));
-  return { name, unitS: units.size === 1 ? [...units][0]! : null };
+  return units.size === 1 ? [...units][0]! : null;
 }
 
 /** Columns and the channels that they mean, where each is meant by one. */
 function* meanings(header: readonly string[], channels: readonly string[], named: string): Generator<[string, string]> {
   const short = header.filter((name) => name.length <= MOST_LETTERS);
-  const of = [...wordsOf(named)].filter((word) => SENSORS.has(word));
+  const of = sensorsIn(named);
   const words = new Map(short.map((name) => {
     const said = wordsOf(name.replace(UNIT, ""));
     // The x of a gyroscope's file is no acceleration.

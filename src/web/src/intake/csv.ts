@@ -11,7 +11,7 @@ import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import { CSV } from "../texts.ts";
-import { type Columns, columnsOf, type Gravity, gravityFactor, LABEL, SECONDS } from "./columns.ts";
+import { type Columns, columnsOf, type Gravity, gravityFactor, LABEL, SECONDS, type TimeColumn } from "./columns.ts";
 import { isGap, isValue, type Row, rowBlocks } from "./csv_rows.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
 import { findPackets, fits, isKnown, median, type Packets, Spreader, TOLERANCE } from "./packets.ts";
@@ -45,8 +45,18 @@ export interface CsvExamples {
   readonly hints: readonly string[];
 }
 
-/** Reads all of a CSV, which comes in pieces; `where` is its name in messages, `fileName` what may be that of a sensor. */
-export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form, fileName = ""): Promise<CsvExamples> {
+/** What is known of a table without reading it. */
+export interface AboutTable {
+  /** What may be that of a sensor. */
+  readonly fileName?: string;
+  /** The class of all rows, where no column says it. */
+  readonly label?: number | null;
+}
+
+/** Reads all of a CSV, which comes in pieces; `where` is its name in messages. */
+export async function readCsv(
+  pieces: AsyncIterable<Uint8Array>, where: string, form: Form, { fileName = "", label = null }: AboutTable = {},
+): Promise<CsvExamples> {
   const hints: string[] = [];
   const told = (hint: string): void => void hints.push(hint);
   const rows = rowBlocks(pieces, where, told);
@@ -58,16 +68,117 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   const header = columns.names;
   const begin = named ? first.value.slice(1) : first.value;
   if (named && isStream(header, form.preprocessing)) {
-    return readStream(new Table(where, columns, form, form.preprocessing.channels, hints), begin, rows);
+    const table = new Table(where, columns, form, form.preprocessing.channels, hints);
+    table.takeLabel(label);
+    return readStream(table, begin, rows);
   }
   const table = exampleTable(where, header, form, named, hints);
+  table.takeLabel(label);
   const blocks = begin.length > 0 ? [exampleBlock(table, begin)] : [];
   for await (const more of rows) blocks.push(exampleBlock(table, more));
   return { blocks, lost: null, hints };
 }
 
+/** All readings of one sensor. */
+export interface SensorSamples {
+  readonly name: string;
+  readonly rateHz: number;
+  readonly times: readonly number[];
+  readonly rows: readonly Float64Array[];
+  /** Times from which a class, or -1 for none, is known by the table itself. */
+  readonly marks: readonly (readonly [number, number])[];
+  /** The column of times, and seconds of its unit; null: it has none. */
+  readonly time: TimeColumn | null;
+  readonly hints: readonly string[];
+}
+
+/** The readings of a sensor's table, whose channels are all of `form`; throws InputError: as of `readCsv`, or there are none. */
+export async function readSensor(
+  pieces: AsyncIterable<Uint8Array>, where: string, form: Form, fileName: string,
+): Promise<SensorSamples> {
+  const hints: string[] = [];
+  const told = (hint: string): void => void hints.push(hint);
+  const rows = rowBlocks(pieces, where, told);
+  const first = await rows.next();
+  if (first.done) throw new InputError(CSV.nothing(where));
+  const cells = first.value[0]!.cells.map((cell) => cell.trim());
+  const table = new Table(where, columnsOf(cells, form, told, fileName), form, form.preprocessing.channels, hints);
+  const kept = new KeptSamples();
+  const stream = new SampleStream(table, (rateHz) => kept.at(rateHz));
+  stream.push(first.value.slice(1));
+  for await (const more of rows) stream.push(more);
+  stream.flush();
+  if (kept.times.length === 0) throw new InputError(CSV.noSamples(where, stream.count));
+  const time = table.time === null ? null : { name: table.time, unitS: table.unitS };
+  return { name: fileName, rateHz: kept.rateHz, times: kept.times, rows: kept.rows, marks: kept.marks, time, hints };
+}
+
+/** Where a stream's readings go. */
+interface SampleSink {
+  readonly counters: ReadonlyMap<string, IntakeCounters>;
+  mark(timeS: number, label: number): void;
+  push(sensor: string, timesS: readonly number[], rows: readonly Float64Array[]): Window[];
+  flush(): Window[];
+}
+
+/** Keeps readings as they are. */
+class KeptSamples implements SampleSink {
+  readonly counters = new Map<string, IntakeCounters>();
+  readonly times: number[] = [];
+  readonly rows: Float64Array[] = [];
+  readonly marks: [number, number][] = [];
+  rateHz = 0;
+
+  at(rateHz: number): this {
+    this.rateHz = rateHz;
+    return this;
+  }
+
+  mark(timeS: number, label: number): void {
+    this.marks.push([timeS, label]);
+  }
+
+  push(_sensor: string, timesS: readonly number[], rows: readonly Float64Array[]): Window[] {
+    timesS.forEach((time, k) => {
+      if (!Number.isFinite(time)) return;
+      this.times.push(time);
+      this.rows.push(rows[k]!);
+    });
+    return [];
+  }
+
+  flush(): Window[] {
+    return [];
+  }
+}
+
 function isStream(header: readonly string[], { window, channels }: Preprocessing): boolean {
   return Boolean(window) && channels.length > 0 && channels.every((name) => header.includes(name));
+}
+
+/** Class names and numbers, as a column holds them. */
+export class Labels {
+  readonly #known: ReadonlyMap<string, number>;
+  readonly #told = new Set<string>();
+
+  constructor(readonly classes: readonly string[], readonly hints: string[]) {
+    this.#known = new Map([
+      ...classes.map((_, k) => [String(k), k] as const),
+      ...classes.map((name, k) => [name, k] as const),
+    ]);
+  }
+
+  /** The class's number, -1 for none; a name that is no class is told once. */
+  of(text: string, line: number): number {
+    const name = text.trim();
+    const found = this.#known.get(name);
+    if (found !== undefined) return found;
+    if (!isGap(name) && !this.#told.has(name) && this.#told.size < MOST_TOLD) {
+      this.#told.add(name);
+      this.hints.push(CSV.label(line, name.slice(0, 40), this.classes.join(", ")));
+    }
+    return NO_LABEL;
+  }
 }
 
 /** Columns by name, and numbers from their rows. */
@@ -75,9 +186,10 @@ class Table {
   readonly #columns: readonly number[];
   readonly #names: readonly string[];
   readonly #label: number;
-  readonly #classes: ReadonlyMap<string, number>;
+  readonly #labels: Labels;
+  /** The class of all rows, where no column says it. */
+  #constant = NO_LABEL;
   readonly #targets: readonly number[];
-  readonly #told = new Set<string>();
   readonly #factors: number[];
   #gravity: Gravity | null;
   readonly #time: number;
@@ -103,10 +215,7 @@ class Table {
     this.#gravity = gravity;
     this.#names = values;
     this.#label = form.classes.length > 0 ? header.indexOf(LABEL) : -1;
-    this.#classes = new Map([
-      ...form.classes.map((_, k) => [String(k), k] as const),
-      ...form.classes.map((name, k) => [name, k] as const),
-    ]);
+    this.#labels = new Labels(form.classes, hints);
     const told = form.targets.every((name) => header.includes(name));
     this.#targets = told ? form.targets.map((name) => header.indexOf(name)) : [];
     this.time = time?.name ?? null;
@@ -138,15 +247,14 @@ class Table {
   }
 
   label(row: Row): number {
-    if (this.#label < 0) return NO_LABEL;
-    const text = this.#cell(row, this.#label).trim();
-    const found = this.#classes.get(text);
-    if (found !== undefined) return found;
-    if (!isGap(text) && !this.#told.has(text) && this.#told.size < MOST_TOLD) {
-      this.#told.add(text);
-      this.hints.push(CSV.label(row.line, text.slice(0, 40), this.form.classes.join(", ")));
-    }
-    return NO_LABEL;
+    return this.#label < 0 ? this.#constant : this.#labels.of(this.#cell(row, this.#label), row.line);
+  }
+
+  /** Takes the class that a name says, where there is no column of labels. */
+  takeLabel(label: number | null): void {
+    if (label === null || this.#label >= 0 || this.form.classes.length === 0) return;
+    this.#constant = label;
+    this.hints.push(CSV.byItsName(this.where, this.form.classes[label]!));
   }
 
   /** Seconds; null without a column of times. */
@@ -256,7 +364,8 @@ function exampleBlock(table: Table, rows: readonly Row[]): Block {
 }
 
 async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>): Promise<CsvExamples> {
-  const stream = new SampleStream(table);
+  const { preprocessing } = table.form;
+  const stream = new SampleStream(table, (rateHz) => new SensorIntake(preprocessing, new Map([[SENSOR, rateHz]])));
   const windows = stream.push(begin);
   for await (const more of rows) windows.push(...stream.push(more));
   windows.push(...stream.flush());
@@ -279,11 +388,12 @@ export function windowBlock(windows: readonly Window[]): Block {
   };
 }
 
-/** Rows of samples into the intake, from when the stream's rate is known. */
+/** Rows of samples into what takes them, from when the stream's rate is known. */
 class SampleStream {
   readonly #table: Table;
+  readonly #make: (rateHz: number) => SampleSink;
   #rateHz: number | null;
-  #intake: SensorIntake | null = null;
+  #intake: SampleSink | null = null;
   #spreader: Spreader | null = null;
   #waiting: Row[] = [];
   #times: number[] = [];
@@ -294,14 +404,15 @@ class SampleStream {
   #span: readonly [number, number] = [Infinity, -Infinity];
   count = 0;
 
-  constructor(table: Table) {
+  constructor(table: Table, make: (rateHz: number) => SampleSink) {
     this.#table = table;
+    this.#make = make;
     this.hints = table.hints;
     const { rate_hz: rate } = table.form.preprocessing;
     // Samples without times come at the bundle's rate.
     this.#rateHz = table.time === null ? rate : null;
     if (table.time === null) this.hints.push(CSV.noTime(rate!, table.header.find((name) => TIMELIKE.test(name)) ?? null));
-    if (this.#rateHz !== null) this.#intake = this.#made(this.#rateHz);
+    if (this.#rateHz !== null) this.#intake = make(this.#rateHz);
   }
 
   get lost(): IntakeCounters | null {
@@ -382,7 +493,7 @@ class SampleStream {
     const rows = this.#waiting;
     this.#waiting = [];
     this.#rateHz = this.#foundRate();
-    this.#intake = this.#made(this.#rateHz);
+    this.#intake = this.#make(this.#rateHz);
     return this.#pushed(this.#intake, rows);
   }
 
@@ -426,11 +537,7 @@ class SampleStream {
     return rateHz;
   }
 
-  #made(rateHz: number): SensorIntake {
-    return new SensorIntake(this.#table.form.preprocessing, new Map([[SENSOR, rateHz]]));
-  }
-
-  #pushed(intake: SensorIntake, rows: readonly Row[]): Window[] {
+  #pushed(intake: SampleSink, rows: readonly Row[]): Window[] {
     const times = rows.map((row, k) => this.#table.timeS(row) ?? (this.#timed + k) / this.#rateHz!);
     this.#timed += rows.length;
     for (const time of this.#table.time === null ? [] : times.filter(Number.isFinite)) {
@@ -442,7 +549,7 @@ class SampleStream {
     return this.#taken(intake, this.#waiting.splice(0, spread.length), spread);
   }
 
-  #taken(intake: SensorIntake, rows: readonly Row[], times: readonly number[]): Window[] {
+  #taken(intake: SampleSink, rows: readonly Row[], times: readonly number[]): Window[] {
     this.#table.findScale(rows);
     const values = rows.map((row) => this.#table.values(row));
     const labels = rows.map((row) => this.#table.label(row));
@@ -457,7 +564,7 @@ class SampleStream {
   }
 
   /** The windows that readings with one label complete. */
-  #marked(intake: SensorIntake, times: readonly number[], values: readonly Float64Array[], label: number): Window[] {
+  #marked(intake: SampleSink, times: readonly number[], values: readonly Float64Array[], label: number): Window[] {
     const marked = times.find(Number.isFinite);
     if (label === this.#label || marked === undefined) return intake.push(SENSOR, times, values);
     intake.mark(marked, label);

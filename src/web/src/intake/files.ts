@@ -1,11 +1,13 @@
-/** A file of the phone's owner → labelled examples: a CSV, or an `.npz` of examples or of a device. */
+/** Files of the phone's owner → labelled examples: tables, zips of them, or an `.npz` of examples or of a device. */
 
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
-import { NPZ } from "../texts.ts";
-import { readCsv } from "./csv.ts";
+import { FILES, NPZ } from "../texts.ts";
+import { type CsvExamples, readCsv } from "./csv.ts";
 import { type Block, type Form, labelled, type Labelled, shapeText } from "./examples.ts";
 import { type NpyArray, readNpz } from "./npz.ts";
+import { isRecording, labelIn, type RecordingFile, recordingFiles } from "./recording_files.ts";
+import { readSensorTables, sensorTables } from "./sensor_tables.ts";
 import type { IntakeCounters } from "./windows.ts";
 
 /** Normalised values have a standard deviation of 1; beyond these they are doubted. */
@@ -21,29 +23,80 @@ export interface FileExamples {
   readonly doubted: number | null;
 }
 
-/** Reads a file whole; `form` is the bundle's. Throws InputError with the remedy. */
-export async function readFile(file: File, form: Form): Promise<FileExamples | null> {
-  const where = `'${file.name}'`;
-  if (/\.csv$/i.test(file.name)) {
-    const { blocks, lost, hints } = await readCsv(pieces(file), where, form, file.name.replace(/\.csv$/i, ""));
-    const part = labelled(blocks, form, "both");
-    const streamed = blocks[0]?.startS !== null;
-    return { parts: [part], lost, hints, doubted: streamed ? null : doubt([part], form) };
-  }
-  if (/\.npz$/i.test(file.name)) {
-    const parts = await readParts(new Uint8Array(await file.arrayBuffer()), where, form);
-    return { parts, lost: null, hints: [], doubted: doubt(parts, form) };
-  }
-  return null;
+/** What was found in a recording. */
+export interface Found {
+  /** As messages say it. */
+  readonly where: string;
+  readonly examples: FileExamples;
 }
 
-async function* pieces(file: File): AsyncGenerator<Uint8Array> {
-  const reader = file.stream().getReader();
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    yield value;
+/** What files hold. */
+export interface FilesRead {
+  readonly found: readonly Found[];
+  /** Why others are not used, in sentences. */
+  readonly refused: readonly string[];
+}
+
+/**
+ * Reads files whole, as `edge/data/recordings.py`; `form` is the bundle's.
+ *
+ * A table without a column of labels has the class that its name, or its folder's, says. Tables of one folder that are
+ * named after sensors are one recording. Of several those that hold something else, or too little, are left out, and
+ * told of. Throws InputError with the remedy where nothing is left.
+ */
+export async function readFiles(files: readonly File[], form: Form): Promise<FilesRead> {
+  const other = files.find((file) => !isRecording(file) && !/\.npz$/i.test(file.name));
+  if (other !== undefined) throw new InputError(FILES.other(other.name));
+  const recordings = [
+    ...files.filter((file) => !isRecording(file)).map((file) => ({ where: `'${file.name}'`, read: () => readArrays(file, form) })),
+    ...await recordingsOf(await recordingFiles(files.filter(isRecording)), form),
+  ];
+  const found: Found[] = [];
+  const refused: string[] = [];
+  for (const { where, read } of recordings) {
+    try {
+      found.push({ where, examples: await read() });
+    } catch (error) {
+      if (!(error instanceof InputError) || recordings.length === 1) throw error;
+      refused.push(error.message);
+    }
   }
+  if (found.length === 0) throw new InputError(refused[0]!);
+  return { found, refused };
+}
+
+interface Recording {
+  readonly where: string;
+  readonly read: () => Promise<FileExamples>;
+}
+
+/** Each table by itself, but for those that sensors of one recording have. */
+async function recordingsOf(files: readonly RecordingFile[], form: Form): Promise<Recording[]> {
+  const folders = new Map<string, RecordingFile[]>();
+  for (const file of files) folders.set(file.folder, [...(folders.get(file.folder) ?? []), file]);
+  const found: Recording[] = [];
+  for (const [folder, tables] of folders) {
+    const joined = folder !== "" && tables.length > 1 ? await sensorTables(tables, form) : null;
+    if (joined === null) found.push(...tables.map((file) => ({ where: file.where, read: () => readTable(file, form) })));
+    else found.push({ where: `'${folder}'`, read: async () => examplesOf(await readSensorTables(joined, form), form) });
+  }
+  return found;
+}
+
+async function readTable(file: RecordingFile, form: Form): Promise<FileExamples> {
+  const about = { fileName: file.name, label: labelIn(file.parts, form.classes) };
+  return examplesOf(await readCsv(await file.pieces(), file.where, form, about), form);
+}
+
+function examplesOf({ blocks, lost, hints }: CsvExamples, form: Form): FileExamples {
+  const part = labelled(blocks, form, "both");
+  const streamed = blocks[0]?.startS !== null;
+  return { parts: [part], lost, hints, doubted: streamed ? null : doubt([part], form) };
+}
+
+async function readArrays(file: File, form: Form): Promise<FileExamples> {
+  const parts = await readParts(new Uint8Array(await file.arrayBuffer()), `'${file.name}'`, form);
+  return { parts, lost: null, hints: [], doubted: doubt(parts, form) };
 }
 
 async function readParts(bytes: Uint8Array, where: string, form: Form): Promise<Labelled[]> {

@@ -101,7 +101,7 @@ test("a file that is named after a sensor has its axes and no other's", async ()
   const preprocessing = { ...FORM.preprocessing, channels: ["acc_x", "acc_y", "acc_z"] };
   const form = { ...FORM, preprocessing };
   const text = samples("time_s", 0.05).replace("ax,ay,gx", "x,y,z");
-  const read = (name: string) => readCsv(pieces(text, 1 << 16), "'mine.csv'", form, name);
+  const read = (name: string) => readCsv(pieces(text, 1 << 16), "'mine.csv'", form, { fileName: name });
   for (const name of ["rec1", "Accelerometer", "acc-2026"]) {
     const { blocks, hints: told } = await read(name);
     assert.ok(blocks.length > 0, name);

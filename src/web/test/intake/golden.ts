@@ -37,6 +37,14 @@ export interface GoldenCsv {
   readonly start_s: readonly number[] | null;
 }
 
+export interface GoldenRecordings {
+  readonly name: string;
+  readonly zip: string;
+  readonly refused?: string;
+  readonly x: string;
+  readonly labels: readonly number[];
+}
+
 export interface GoldenNpz {
   readonly name: string;
   readonly file: string;
@@ -47,7 +55,8 @@ export interface GoldenNpz {
 
 export const GOLDEN = JSON.parse(
   readFileSync(new URL("../golden/intake.json", import.meta.url), "utf-8"),
-) as { streams: GoldenStream[]; csv: GoldenCsv[]; npz: GoldenNpz[]; digits: Record<string, string> };
+) as { streams: GoldenStream[]; csv: GoldenCsv[]; npz: GoldenNpz[]; digits: Record<string, string>; recordings: GoldenRecordings[];
+  labels: { parts: string[]; said: string | null }[] };
 
 export const SMALL: Preprocessing = {
   input_shape: [16, 3], rate_hz: 20, window: 16, hop: 8, channels: ["ax", "ay", "gx"],
@@ -58,6 +67,11 @@ export const MOTION: Preprocessing = {
   input_shape: [128, 6], rate_hz: 50, window: 128, hop: 64,
   channels: ["acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z"],
   mean: [0.8, 0, 0.1, 0, 0, 0], std: [0.4, 0.4, 0.4, 0.3, 0.3, 0.3], tokens: null,
+};
+
+export const BOTH: Preprocessing = {
+  input_shape: [20, 6], rate_hz: 10, window: 20, hop: 10, channels: MOTION.channels,
+  mean: [1, 0.5, 0, 0, 0.25, 0], std: [2, 1, 0.5, 1, 1, 4], tokens: null,
 };
 
 export const FORM: Form = { preprocessing: SMALL, classes: ["run", "walk"], targets: [] };

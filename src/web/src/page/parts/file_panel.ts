@@ -3,7 +3,7 @@
 import type { BundleFacts } from "../../device/page_messages.ts";
 import { sizeOf } from "../../tensors/tensors.ts";
 import { shapeText } from "../../intake/examples.ts";
-import { type FileExamples, readFile } from "../../intake/files.ts";
+import { type FileExamples, type FilesRead, readFiles } from "../../intake/files.ts";
 import type { IntakeCounters } from "../../intake/windows.ts";
 import type { App } from "../app.ts";
 import { sentence } from "../format.ts";
@@ -16,19 +16,17 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
   const said = h("p", { role: "status" });
   const hint = h("p", { class: "detail", role: "status", hidden: true });
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const field = h("input", { type: "file", id, accept: ".csv,.npz", class: "visually-hidden", change: () => void read() });
+  const field = h("input", { type: "file", id, multiple: true, accept: ".csv,.tsv,.txt,.zip,.npz", class: "visually-hidden", change: () => void read() });
 
   async function read(): Promise<void> {
-    const file = field.files?.[0];
+    const files = [...(field.files ?? [])];
     field.value = "";
-    if (file === undefined) return;
+    if (files.length === 0) return;
     show(problem, false);
     show(hint, false);
     setText(said, FILES.reading);
     try {
-      const found = await readFile(file, bundle);
-      if (found === null) complain(FILES.other(file.name));
-      else await take(found, file.name);
+      await take(await readFiles(files, bundle));
     } catch (error) {
       if (error instanceof Error && error.name === "InputError") complain(error.message);
       else tellInputError(app, error);
@@ -41,10 +39,17 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     show(problem, true);
   }
 
-  async function take(found: FileExamples, source: string): Promise<void> {
-    const kept = await Promise.all(found.parts.map(({ examples }) => app.device.add(examples, source)));
-    setText(said, kept.every(Boolean) ? summary(found) : "");
-    setText(hint, kept.every(Boolean) ? found.hints.join(" ") : "");
+  async function take({ found, refused }: FilesRead): Promise<void> {
+    const texts: string[] = [];
+    for (const { where, examples } of found) {
+      const kept = await Promise.all(examples.parts.map((part) => app.device.add(part.examples, where.replace(/^'|'$/g, ""))));
+      if (!kept.every(Boolean)) continue; // the device has told why
+      const text = summary(examples);
+      texts.push(found.length > 1 ? FILES.each(where, text) : text);
+    }
+    setText(said, texts.join(" "));
+    const told = found.flatMap(({ examples }) => examples.hints);
+    setText(hint, [...(texts.length > 0 ? told : []), ...refused.map(FILES.leftOut)].join(" "));
     show(hint, hint.textContent !== "");
   }
 
@@ -60,7 +65,8 @@ function layouts({ preprocessing, targets }: BundleFacts): string[] {
   const size = sizeOf(shape);
   const examples = targets.length > 0 ? FILES.csvTargets(size, targets.join(", ")) : FILES.csvExamples(size);
   const stream = window && channels.length > 0 && targets.length === 0;
-  return [stream ? FILES.csvStream(channels.join(", ")) : examples, FILES.npz(shapeText(shape))];
+  const tables = stream ? [FILES.csvStream(channels.join(", ")), FILES.zip] : [examples];
+  return [...tables, FILES.npz(shapeText(shape))];
 }
 
 function summary({ parts, lost, doubted }: FileExamples): string {
