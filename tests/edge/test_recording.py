@@ -13,8 +13,10 @@ from protofleet.cli.main import main
 from protofleet.datasets import load_device_data
 from protofleet.edge.data.examples import Examples, load_examples
 from protofleet.edge.data.recording import to_device_data
+from protofleet.edge.data.recordings import read_recordings
 from protofleet.edge.learning.training import LocalData, check_data
 from protofleet.errors import InputError
+from protofleet.report._recordings_figure import draw
 
 _SENSOR = Preprocessing(
     input_shape=(8, 2), rate_hz=10.0, window=8, hop=4, channels=("ax", "ay"), mean=(1.0,)
@@ -86,6 +88,55 @@ def test_the_command_makes_what_a_device_joins_with(world, tmp_path, capsys, mon
     assert said[:2] == ["class0: 7 to train, 3 to test", "class1: 7 to train, 3 to test"]
     data = load_device_data(out)
     assert (data.x_train.shape, data.classes) == ((14, 4), world.bundle.manifest.classes)
+
+
+def _recorded(place, seconds=(range(60), range(90, 150))):
+    """A recording of 10 Hz with a gap, the first minute of class1."""
+    rows = [
+        f"{s + k / 10},{k},0,0,0,{'class1' if s < 60 else 'class2'}"
+        for part in seconds
+        for s in part
+        for k in range(10)
+    ]
+    place.write_text("\n".join(["time_s,a,b,c,d,label", *rows]))
+
+
+def _windowed(world):
+    """The bundle, made for windows of two seconds."""
+    manifest = world.bundle.manifest
+    inputs = msgspec.structs.replace(
+        manifest.preprocessing,
+        input_shape=(20, 4), window=20, hop=10, rate_hz=10.0, channels=("a", "b", "c", "d"),
+    )  # fmt: skip
+    return msgspec.structs.replace(manifest, preprocessing=inputs)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_recordings_are_drawn_over_time(world, tmp_path, ending):
+    manifest, picture = _windowed(world), tmp_path / f"found.{ending}"
+    names = ("one", "two")
+    for name in names:
+        _recorded(tmp_path / f"{name}.csv")
+    recordings = [
+        (name, list(read_recordings([str(tmp_path / f"{name}.csv")], manifest))) for name in names
+    ]
+    draw(recordings, manifest, picture)
+    content = picture.read_bytes()
+    if ending == "png":
+        assert content.startswith(b"\x89PNG")
+    else:
+        drawn = content.decode()
+        for said in ("one: 118 windows", "two: 118 windows", "class1", "seconds since its first"):
+            assert f"<!-- {said}" in drawn
+        # Two stretches of four channels in each of two panels.
+        assert drawn.count("stroke: #1f2933; stroke-width: 0.5;") == 16
+
+
+def test_what_has_no_times_is_not_drawn(world, tmp_path):
+    block = Examples(x=np.zeros((3, 4)), y=np.zeros(3, np.int64))
+    with pytest.raises(InputError, match="--plot: expected sensor samples with times"):
+        draw([("mine.csv", [block])], world.bundle.manifest, tmp_path / "found.png")
+    assert not (tmp_path / "found.png").exists()
 
 
 @pytest.mark.parametrize(

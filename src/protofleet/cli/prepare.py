@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from protofleet.cli._outputs import writable
+from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._process import start_process
 from protofleet.cli._store import (
     columns_option,
@@ -43,6 +43,12 @@ _PATH = click.Path(path_type=Path)
     help="FILE.npz for 'device join --data'.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what is found, and write nothing.")
+@click.option(
+    "--plot",
+    type=_PATH,
+    callback=writable_picture,
+    help="Also draw sensors' recordings over time to FILE, .png or .svg.",
+)
 @bundle_trust_option
 @raw_option
 @rate_option
@@ -62,6 +68,7 @@ def prepare(
     bundle: Path,
     out: Path | None,
     dry_run: bool,
+    plot: Path | None,
     trust_files: tuple[Path, ...],
     raw: bool,
     test_share: float,
@@ -83,8 +90,14 @@ def prepare(
         given = "--out" if out is None else f"--out '{out}'"
         raise InputError(f"{given}: expected FILE.npz, for 'device join --data'")
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
-    blocks = _blocks(sources, manifest, table)
+    found = _Recordings(manifest)
+    blocks = found.kept(_blocks(sources, manifest, table, found), keep=plot is not None)
     data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
+    if plot is not None:
+        from protofleet.report._recordings_figure import draw
+
+        draw(found.ended, manifest, plot)
+        click.echo(f"{plot}: drawn")
     for name, train, test in zip(data.classes, *_counts(data), strict=True):
         click.echo(f"{name}: {train} to train, {test} to test")
     if dry_run or out is None:
@@ -94,8 +107,40 @@ def prepare(
     click.echo(f"{out}: {len(data.y_train)} to train, {len(data.y_test)} to test")
 
 
+class _Recordings:
+    """Tells of each recording at its end, and keeps what is drawn.
+
+    Attributes:
+        ended: name and examples of each.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._blocks: list[Examples] = []
+        self.ended: list[tuple[str, list[Examples]]] = []
+
+    def kept(self, blocks: Iterator[Examples], *, keep: bool) -> Iterator[Examples]:
+        """The same blocks."""
+        for block in blocks:
+            if keep:
+                self._blocks.append(block)
+            yield block
+        if self._blocks:
+            self.ended.append(("standard input", self._blocks))
+
+    def told(self, one: Found) -> None:
+        """Of a recording that has ended."""
+        if one.refused:
+            click.echo(f"left out: {one.refused}", err=True)
+            return
+        click.echo(f"{one.name}: {one.text(self._manifest.classes)}")
+        if self._blocks:
+            self.ended.append((one.name, self._blocks))
+            self._blocks = []
+
+
 def _blocks(
-    sources: tuple[str, ...], manifest: Manifest, table: dict[str, Any]
+    sources: tuple[str, ...], manifest: Manifest, table: dict[str, Any], found: _Recordings
 ) -> Iterator[Examples]:
     from protofleet.edge.data.examples import ByteStream, is_device_data, load_examples, read_csv
 
@@ -112,14 +157,7 @@ def _blocks(
                 f"data '{source}': expected a recording, got a device's data: give them to "
                 "'device join --data' as they are"
             )
-
-    def told(one: Found) -> None:
-        if one.refused:
-            click.echo(f"left out: {one.refused}", err=True)
-        else:
-            click.echo(f"{one.name}: {one.text(manifest.classes)}")
-
-    return load_examples(sources, manifest, told=told, **table)
+    return load_examples(sources, manifest, told=found.told, **table)
 
 
 def _counts(data: DeviceData) -> list[NDArray[np.int64]]:
