@@ -3,7 +3,7 @@
 Names are compared by their words, whatever their case, order and marks, and by what they are short
 for: ``Acceleration x (m/s^2)`` and ``acc_x`` are one. What fits is told; where several columns fit
 a channel none does. Accelerations and rotations whose columns name their unit are brought to that
-of the bundle, where its mean and std tell which that is.
+of the bundle, which says it (``Preprocessing.units``) or whose mean and std tell which that is.
 """
 
 from __future__ import annotations
@@ -296,47 +296,63 @@ def _factors(
     for name, channel in meant.items():
         if not (unit := _unit_in(name)):
             continue
-        quantity = _quantity_of(channel)
-        own = has = None
-        if quantity is not None:
-            own = quantity.units.get(unit["unit"].strip().lower())
-            has = _unit_of(quantity, preprocessing)
-        found[channel] = own / has if own and has else 1.0
-        if own and has and math.isclose(own, has):
+        said, declared = unit["unit"].strip().lower(), preprocessing.unit(channel)
+        factor = _factor(said, channel, preprocessing)
+        found[channel] = 1.0 if factor is None else factor
+        if said == (declared or "").lower() or (factor is not None and math.isclose(factor, 1)):
             continue
-        how = (
-            f"times {found[channel]:.5g}, as the bundle's"
-            if own and has
-            else "as they are, since the bundle does not tell its unit"
-        )
+        if factor is not None:
+            how = f"times {factor:.5g}, as the bundle's"
+        elif declared:
+            how = f"as they are, since nothing is known of the bundle's {declared} and this one"
+        else:
+            how = "as they are, since the bundle does not tell its unit"
         told.setdefault(f"in {unit['unit']}, taken {how}", []).append(channel)
     for what, channels in told.items():
         _log.warning("%s: %s: %s", where, ", ".join(channels), what)
     return found
 
 
+def _factor(unit: str, channel: str, preprocessing: Preprocessing) -> float | None:
+    """From a unit to that of a bundle's channel; None: one of them is not known."""
+    quantity = _quantity_of(channel)
+    if quantity is None:
+        return None
+    own, has = quantity.units.get(unit), _unit_of(quantity, preprocessing, channel)
+    return own / has if own and has else None
+
+
 def _gravity(header: Sequence[str], meant: Mapping[str, str], manifest: Manifest) -> Gravity | None:
     """Accelerations with gravity of which neither name nor bundle leaves open what they are."""
     inputs, quantity = manifest.preprocessing, _QUANTITIES[-1]
     channels = tuple(one for one in inputs.channels if _quantity_of(one) is quantity)
-    unit = _unit_of(quantity, inputs) if len(channels) == _DIMENSIONS else None
+    unit = _unit_of(quantity, inputs, channels[0]) if len(channels) == _DIMENSIONS else None
     said = {channel for name, channel in meant.items() if _unit_in(name)}
     if unit is None or said & set(channels) or not set(channels) <= {*header, *meant.values()}:
         return None
     places = [inputs.channels.index(one) for one in channels]
     mean = math.sqrt(sum(inputs.mean[k % len(inputs.mean)] ** 2 for k in places))
     # Without gravity, as in linear accelerations, a length at rest tells nothing.
-    return Gravity(channels=channels, unit=unit) if mean > _AT_REST * _G / unit else None
+    has_gravity = mean > _AT_REST * _G / unit or _is_plain(inputs)
+    return Gravity(channels=channels, unit=unit) if has_gravity else None
 
 
-def _unit_of(quantity: _Quantity, preprocessing: Preprocessing) -> float | None:
+def _is_plain(preprocessing: Preprocessing) -> bool:
+    """Whether examples are not normalised."""
+    return not any(preprocessing.mean) and set(preprocessing.std) == {1.0}
+
+
+def _unit_of(quantity: _Quantity, preprocessing: Preprocessing, channel: str) -> float | None:
     """The length of a bundle's unit in m/s² or rad/s, as the phone's page takes it; None: unknown.
 
-    By the root mean square of the length of the vector: gravity is 1 or 9.8, and nobody turns by
-    hundreds of radians in a second.
+    What the bundle says, or else by the root mean square of the length of the vector: gravity is 1
+    or 9.8, and nobody turns by hundreds of radians in a second.
     """
+    declared = preprocessing.unit(channel)
+    if declared is not None:
+        return quantity.units.get(declared.lower())
     mean, std = preprocessing.mean, preprocessing.std
-    if not any(mean) and set(std) == {1.0}:
+    if _is_plain(preprocessing):
         return None
     places = [k for k, one in enumerate(preprocessing.channels) if _quantity_of(one) == quantity]
     squares = sum(mean[k % len(mean)] ** 2 + std[k % len(std)] ** 2 for k in places)

@@ -279,6 +279,10 @@ def check_inputs(old: Preprocessing, new: Preprocessing) -> tuple[str, ...]:
             raise ProvisionError(
                 f"the model's input was {name} {was}, with the new bundle it is {now}"
             )
+    if old.units and new.units and old.units != new.units:
+        raise ProvisionError(
+            f"the model's input was in units {old.units}, with the new bundle it is in {new.units}"
+        )
     mean, std = np.asarray(old.mean), np.asarray(old.std)
     shift = float(np.max(np.abs(np.asarray(new.mean) - mean) / std))
     ratio = np.asarray(new.std) / std

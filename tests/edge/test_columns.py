@@ -17,13 +17,16 @@ _ACC = ("acc_x", "acc_y", "acc_z")
 
 @pytest.fixture
 def of(world):
-    def go(header, channels=_ACC, mean=(0.0,), std=(1.0,), time=None):
+    def go(  # noqa: PLR0917 - of a bundle's inputs
+        header, channels=_ACC, mean=(0.0,), std=(1.0,), time=None, units=msgspec.UNSET
+    ):
         wanted = Preprocessing(
             input_shape=(8, len(channels)),
             rate_hz=50.0,
             window=8,
             hop=4,
             channels=channels,
+            units=units,
             mean=mean,
             std=std,
         )
@@ -97,6 +100,36 @@ def test_accelerations_are_brought_to_the_bundle_s_unit(  # noqa: PLR0917 - a ca
     assert found.factors == pytest.approx(dict.fromkeys(_ACC, factor))
     assert said in caplog.text
     assert ("taken" in caplog.text) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "unit", "factor", "said"),
+    [
+        ("g", "m/s²", 1 / 9.80665, "in m/s², taken times 0.10197, as the bundle's"),
+        ("m/s^2", "m/s²", 1.0, ""),
+        ("mg", "g", 1000.0, "in g, taken times 1000, as the bundle's"),
+        ("µS", "µs", 1.0, ""),
+        ("µS", "nS", 1.0, "in nS, taken as they are, since nothing is known of the bundle's µS"),
+        ("furlong", "g", 1.0, "in g, taken as they are, since nothing is known of the bundle's"),
+    ],
+)
+@pytest.mark.parametrize("scale", [_IN_G, {}])
+def test_what_the_bundle_says_of_units_goes_before_its_scale(  # noqa: PLR0917 - a case
+    of, caplog, declared, unit, factor, said, scale
+):
+    found = of(",".join(f"Acc {axis} [{unit}]" for axis in "XYZ"), units=(declared,) * 3, **scale)
+    assert found.factors == pytest.approx(dict.fromkeys(_ACC, factor))
+    assert said in caplog.text
+    assert ("taken" in caplog.text) == bool(said)
+
+
+def test_gravity_tells_the_unit_of_columns_where_the_bundle_says_its_own(of):
+    assert of("acc_x,acc_y,acc_z").gravity is None  # of a bundle that says nothing
+    found = of("acc_x,acc_y,acc_z", units=("m/s²",) * 3).gravity
+    assert found.factor(np.array([[0, 0, 1.0]])) == ("g", pytest.approx(9.80665))
+    assert of("acc_x,acc_y,acc_z", units=("g",) * 3).gravity.factor(np.ones((1, 3))) is None
+    assert of("Acc X [g],Acc Y [g],Acc Z [g]", units=("m/s²",) * 3).gravity is None
+    assert of("acc_x,acc_y,acc_z", units=("bananas",) * 3).gravity is None
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,10 @@ def test_wrong_options_are_told_before_the_work(tmp_path, key, changes, error, s
         ('{"mean": [0.0]}', "missing required field `input_shape`"),
         ('{"input_shape": [5], "std": [0.0]}', "expected std > 0"),
         ('{"input_shape": [5], "mean": [1, 2]}', "expected 1 or 5 values in mean, got 2"),
+        (
+            '{"input_shape": [5], "channels": ["a", "b"], "units": ["g"]}',
+            "expected a printable unit for each of 2 channels, got g",
+        ),
         ('{"input_shape": [5], "window": 0}', "expected window > 0, at most 16777216, got 0"),
         ("[5", "not strict JSON"),
     ],

@@ -123,6 +123,11 @@ def test_recordings_say_how_windows_are_normalised(tmp_path, monkeypatch):
     assert _new("mine", *arguments).exit_code == 0
     text = (tmp_path / "mine" / "sensor.json").read_text()
     assert json.loads(text)["mean"][2] == pytest.approx(9.8, abs=0.1)
+    assert "units" not in json.loads(text)
+    assert _new("in-g", *arguments, "--units", "g,g,g").exit_code == 0
+    told = json.loads((tmp_path / "in-g" / "sensor.json").read_text())
+    assert told["units"] == ["g", "g", "g"]
+    assert told["mean"][2] == pytest.approx(1, abs=0.01)
     assert "guesses" not in (tmp_path / "mine" / "README.md").read_text()
     (tmp_path / "still.csv").write_text("time_s,acc_x,acc_y,acc_z\n" + "0,1,1,1\n" * 3)
     with pytest.raises(InputError, match=r"still\.csv"):
@@ -141,6 +146,8 @@ def test_recordings_say_how_windows_are_normalised(tmp_path, monkeypatch):
         (["a", "--input-shape", "wide", "--yes"], "expected sizes like 128,6, got 'wide'"),
         (["a", "--channels", "x,y", "--input-shape", "64,3", "--yes"], "--channels: expected 3"),
         (["a", "--kind", "table", "--rate", "5", "--yes"], "are for --kind windows"),
+        (["a", "--kind", "table", "--units", "g", "--yes"], "are for --kind windows"),
+        (["a", "--units", "g", "--yes"], "--units: expected one for each of the channels acc_x"),
         (["a", "--tokens", "5", "--yes"], "--tokens: is for --kind texts"),
         (["a", "--strategy", "fedbest", "--yes"], "'fedbest'"),
         (["a", "--kind", "table", "--recordings", "x", "--yes"], "are for --kind windows"),

@@ -62,6 +62,7 @@ def cases() -> dict[str, Any]:
     return {
         "streams": [_stream(**case) for case in _STREAMS],
         "csv": [_csv(name, text) for name, text in _CSV.items()],
+        "units": [_units(units, head) for units in _UNITS for head in _UNIT_HEADS],
         "recordings": [_recordings(name, files) for name, files in _RECORDINGS.items()],
         "labels": [
             {"parts": parts, "said": label_in(parts, _CLASSES)} for parts in _NAMED_AFTER_CLASSES
@@ -330,6 +331,28 @@ _CSV = {
     "a first row with a word for no value": "\n".join(["NA" + _rows(1, 48)[0][1:], *_rows(2, 48)]),
     "an empty cell of an example": "\n".join([_HEADER, _rows(1, 48)[0][:-1]]),
 }
+
+
+_UNITS = [
+    ["m/s²", "m/s²", "m/s²", "°/s", "°/s", "°/s"],
+    ["g", "g", "g", "rad/s", "rad/s", "rad/s"],
+    ["bananas", "bananas", "bananas", "rad/s", "rad/s", "rad/s"],
+]
+_UNIT_HEADS = [
+    "time_ms,acc_x [g],acc_y [g],acc_z [g],gyro_x [deg/s],gyro_y [deg/s],gyro_z [deg/s]",
+    "time_ms,acc_x (m/s^2),acc_y (m/s^2),acc_z (m/s^2),gyro_x [dps],gyro_y [dps],gyro_z [dps]",
+    "time_ms,acc_x,acc_y,acc_z,gyro_x,gyro_y,gyro_z",
+    "time_ms,acc_x [Bananas],acc_y [bananas],acc_z [bananas],gyro_x,gyro_y,gyro_z",
+]
+
+
+def _units(units: list[str], head: str) -> dict[str, Any]:
+    """A bundle that is not normalised and says its units."""
+    plain = msgspec.structs.replace(_BOTH, mean=(0.0,), std=(1.0,), units=tuple(units))
+    text = _sensor_table(head, columns=6, unit=_MS)
+    manifest: Any = _Bundle(preprocessing=plain)
+    blocks = list(read_csv(io.BytesIO(text.encode()), "'mine.csv'", manifest))
+    return {"units": units, "text": text, "x": _packed(np.concatenate([one.x for one in blocks]))}
 
 
 def _csv(name: str, text: str) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
         window: samples per window; None as above.
         hop: samples between the starts of two windows.
         channels: names of the last axis, in order.
+        units: of the channels' readings, such as ``m/s²``, ``g``, ``rad/s``, ``°/s`` or ``µS``;
+            absent: not told.
         mean, std: z-normalisation per channel (length = channels) or one value for all.
         tokens: examples are int64 numbers from 0 to below this, such as a text's words, which are
             not normalised; None: float32.
@@ -126,9 +128,14 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     hop: int | None = None
     channels: tuple[str, ...] = ()
+    units: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     tokens: int | None = None
+
+    def unit(self, channel: str) -> str | None:
+        """Of a channel's readings; None: not told."""
+        return self.units[self.channels.index(channel)] if self.units else None
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -264,6 +264,9 @@ def _size_rules(pre: Preprocessing) -> Iterator[_Rule]:
         yield number is None or 0 < number <= most, f"{name} > 0, at most {most:.10g}", number
     named = len(pre.channels) <= MAX_CHANNELS and all(map(_is_label, pre.channels))
     yield named, f"at most {MAX_CHANNELS} printable channel names", len(pre.channels)
+    units = pre.units or ()
+    told = not units or (len(units) == len(pre.channels) and all(map(_is_label, units)))
+    yield told, f"a printable unit for each of {len(pre.channels)} channels", ", ".join(units)
 
 
 def _value_rules(pre: Preprocessing) -> Iterator[_Rule]:

@@ -37,6 +37,11 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--targets", callback=_names, help="Numbers to predict in the place of classes.")
 @click.option("--channels", callback=_names, help="Of windows, such as acc_x,acc_y,acc_z.")
 @click.option(
+    "--units",
+    callback=_names,
+    help="Of the channels, such as m/s²,m/s²,m/s²: recordings are brought to them.",
+)
+@click.option(
     "--rate", "rate_hz", type=click.FloatRange(0, min_open=True), help="Of windows, in Hz."
 )
 @click.option("--input-shape", callback=_sizes, help="Of one example, such as 128,6.")
@@ -116,8 +121,8 @@ def _sized(kind: Kind, given: dict[str, Any], answer: Any) -> dict[str, Any]:
             given["rate_hz"] = _number(answer("samples a second", "50"))
         usual = (usual[0], len(given["channels"]))
     else:
-        if given["channels"] or given["rate_hz"] is not None:
-            raise InputError("--channels, --rate: are for --kind windows")
+        if given["channels"] or given["units"] or given["rate_hz"] is not None:
+            raise InputError("--channels, --units, --rate: are for --kind windows")
         del given["rate_hz"]
     if kind == "texts":
         given["tokens"] = given["tokens"] or TOKENS

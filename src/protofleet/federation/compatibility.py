@@ -24,6 +24,7 @@ def check_compatible(old: Manifest, new: Manifest) -> None:
         "strategy": (old.strategy.name, new.strategy.name),
         "input_shape": (before.input_shape, after.input_shape),
         "channels": (before.channels, after.channels),
+        "units": (before.units or after.units, after.units or before.units),
         "tokens": (before.tokens, after.tokens),
         "rate_hz": (before.rate_hz, after.rate_hz),
         "window": (before.window, after.window),

@@ -119,6 +119,8 @@ def _example(project: Project) -> dict[str, object]:
         window = project.input_shape[0]
         found |= {"rate_hz": project.rate_hz, "window": window, "hop": max(1, window // 2)}
         found["channels"] = list(project.channels)
+        if project.units:
+            found["units"] = list(project.units)
     if project.tokens is not None:
         return found
     return found | {"mean": list(project.mean), "std": list(project.std)}

@@ -41,6 +41,7 @@ class Project:
         classes: what is told apart; empty: numbers are predicted.
         targets: names of the numbers.
         channels: of windows.
+        units: of the channels; empty: not told.
         rate_hz: of windows.
         tokens: of texts, how many different words.
         strategy: of the federation.
@@ -56,6 +57,7 @@ class Project:
     classes: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
     rate_hz: float = 50.0
     tokens: int | None = None
     strategy: str = "ditto"
@@ -81,6 +83,12 @@ class Project:
             raise InputError(
                 f"--channels: expected {self.input_shape[-1]} as in --input-shape, got "
                 f"{len(self.channels)}"
+            )
+
+        if self.units and len(self.units) != len(self.channels):
+            raise InputError(
+                f"--units: expected one for each of the channels {', '.join(self.channels)}, got "
+                f"{len(self.units)}"
             )
 
     @property

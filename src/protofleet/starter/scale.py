@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from protofleet.bundle.manifest import Preprocessing
@@ -35,6 +36,7 @@ def scale_of(
         window=window,
         hop=window,
         channels=project.channels,
+        units=project.units or msgspec.UNSET,
     )
     manifest = manifest_for(plain, project.classes)
     blocks = load_examples(sources, manifest)

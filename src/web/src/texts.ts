@@ -237,6 +237,8 @@ export const SENSORS = {
     `The first and the last ${seconds} seconds are left out, while you put the phone away or take it out.`,
   none: "Too short: no example was complete. Record a little longer.",
   assumed: "What is assumed of the sensors",
+  unitsSaid: "The units are what the bundle says.",
+  unknownUnit: (unit: string) => `the bundle's channels are in ${unit}, which this phone's sensors have no reading in`,
   unitsKnown: "The bundle names channels without units; these follow from its mean and standard deviation.",
   unitsUnknown: "The bundle says neither units nor mean and standard deviation, so the browser's own units are taken.",
   axes: "Axes are the phone's: x to the right of the screen, y to its top, z out of it.",
@@ -324,6 +326,7 @@ export const CSV = {
   byItsName: (where: string, label: string) => `${where}: no column of labels; all of it is “${label}”, by its name.`,
   meant: (columns: string) => `Columns by the meaning of their names: ${columns}.`,
   unitTimes: (unit: string, factor: number) => `in ${unit}, taken times ${factor}, as the model takes them.`,
+  unitOther: (unit: string, own: string) => `in ${unit}, taken as they are, since nothing is known of the model's ${own} and this one.`,
   unitAsIs: (unit: string) => `in ${unit}, taken as they are, since the model does not tell its unit.`,
   gravity: (channels: string, unit: string, factor: number) =>
     `${channels} look like ${unit} by their length: taken times ${factor}, as the model takes them. A unit in the columns' names, as “acc_x [g]”, settles it.`,

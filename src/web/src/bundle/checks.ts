@@ -202,6 +202,7 @@ function sizeRules(pre: Preprocessing): Rule[] {
   const shape = pre.input_shape;
   const isWithin = (number: number | null, most: number) =>
     number === null || (number > 0 && number <= most);
+  const units = pre.units ?? [];
   const named = pre.channels.length <= MAX_CHANNELS &&
     pre.channels.every((name) => isLabel(name, MAX_LABEL_CHARS));
   return [
@@ -212,6 +213,10 @@ function sizeRules(pre: Preprocessing): Rule[] {
     [isWithin(pre.window, MAX_EXAMPLE_VALUES), `window > 0, at most ${MAX_EXAMPLE_VALUES}`],
     [isWithin(pre.hop, MAX_EXAMPLE_VALUES), `hop > 0, at most ${MAX_EXAMPLE_VALUES}`],
     [named, `at most ${MAX_CHANNELS} printable channel names`],
+    [
+      units.length === 0 || (units.length === pre.channels.length && units.every((unit) => isLabel(unit, MAX_LABEL_CHARS))),
+      `a printable unit for each of ${pre.channels.length} channels`,
+    ],
   ];
 }
 

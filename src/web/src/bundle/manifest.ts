@@ -48,6 +48,8 @@ export interface Preprocessing {
   readonly window: number | null;
   readonly hop: number | null;
   readonly channels: readonly string[];
+  /** Of the channels' readings; empty: not told. */
+  readonly units?: readonly string[];
   readonly mean: readonly number[];
   readonly std: readonly number[];
   readonly tokens: number | null;
@@ -118,6 +120,7 @@ const PREPROCESSING = group({
   window: optional(nullable(INTEGER), null),
   hop: optional(nullable(INTEGER), null),
   channels: optional(list(TEXT), []),
+  units: optional(list(TEXT), []),
   mean: optional(list(FLOAT), [0]),
   std: optional(list(FLOAT), [1]),
   tokens: optional(nullable(INTEGER), null),

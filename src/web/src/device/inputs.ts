@@ -3,11 +3,13 @@
 import type { Preprocessing } from "../bundle/manifest.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 
-const MEANING = ["input_shape", "channels", "rate_hz", "window"] as const;
+const MEANING = ["input_shape", "channels", "rate_hz", "window", "units"] as const;
 
 /** In what the input of a bundle means something else than that of another; null: in its scale at most. */
 export function otherInput(was: Preprocessing, now: Preprocessing): (typeof MEANING)[number] | null {
-  return MEANING.find((name) => JSON.stringify(was[name]) !== JSON.stringify(now[name])) ?? null;
+  const told = was.units?.length && now.units?.length;
+  const compared = MEANING.filter((name) => name !== "units" || told);
+  return compared.find((name) => JSON.stringify(was[name]) !== JSON.stringify(now[name])) ?? null;
 }
 
 /** Examples (n, …) that were normalised as one bundle says, normalised as another one does. */

@@ -3,7 +3,7 @@
 import type { Preprocessing } from "../bundle/manifest.ts";
 import { CSV } from "../texts.ts";
 import { type Form } from "./examples.ts";
-import { factorOf, GRAVITY, gravityIn } from "./motion.ts";
+import { factorOf, GRAVITY, gravityIn, unitSaid } from "./motion.ts";
 import { median } from "./packets.ts";
 
 export const LABEL = "label";
@@ -143,10 +143,13 @@ function factorsOf(meant: ReadonlyMap<string, string>, preprocessing: Preprocess
   for (const [name, channel] of meant) {
     const unit = UNIT.exec(name)?.[1];
     if (unit === undefined) continue;
-    const factor = factorOf(unit.trim().toLowerCase(), channel, preprocessing);
+    const own = unit.trim().toLowerCase();
+    const declared = unitSaid(preprocessing, channel);
+    const factor = factorOf(own, channel, preprocessing);
     factors.set(channel, factor ?? 1);
-    if (factor !== null && Math.abs(factor - 1) < 1e-9) continue;
-    const what = factor === null ? CSV.unitAsIs(unit) : CSV.unitTimes(unit, Number(factor.toPrecision(5)));
+    if (own === declared || (factor !== null && Math.abs(factor - 1) < 1e-9)) continue;
+    const what = factor !== null ? CSV.unitTimes(unit, Number(factor.toPrecision(5)))
+      : declared !== null ? CSV.unitOther(unit, declared) : CSV.unitAsIs(unit);
     said.set(what, [...(said.get(what) ?? []), channel]);
   }
   for (const [what, channels] of said) told(`${channels.join(", ")}: ${what}`);

@@ -1,8 +1,8 @@
 /**
  * The phone's motion sensors → windows, by `DeviceMotionEvent`.
  *
- * A bundle names its channels, not their units, so these are inferred: from the names which sensor
- * and axis, from mean and std which unit. `MotionPlan.channels` says what was assumed, for the page.
+ * A bundle names its channels, and may name their units; where it does not these are inferred: from the names which
+ * sensor and axis, from mean and std which unit. `MotionPlan.channels` says what was assumed, for the page.
  * Axes are the phone's: x to the right of the screen, y to its top, z out of it.
  */
 
@@ -44,6 +44,8 @@ export interface MotionPlan {
   readonly channels: readonly ChannelMeaning[];
   /** Whether mean and std told the units; else the browser's own are taken. */
   readonly unitsKnown: boolean;
+  /** Whether the bundle says them. */
+  readonly unitsSaid: boolean;
 }
 
 const PER_UNIT: Readonly<Record<Unit, number>> = {
@@ -66,11 +68,14 @@ export function motionPlan(preprocessing: Preprocessing): MotionPlan {
   }
   const found = channels.map((name) => quantityOf(name));
   const { mean, std } = preprocessing;
-  const unitsKnown = !(mean.every((value) => value === 0) && std.every((value) => value === 1));
+  const unitsKnown = !isPlain(preprocessing);
+  const unitsSaid = (preprocessing.units ?? []).length > 0;
   const units = new Map<Quantity, Unit>();
   for (const quantity of new Set(found.map(([one]) => one))) {
     const mine = found.flatMap(([one], k) => (one === quantity ? [k] : []));
-    units.set(quantity, unitOf(quantity, unitsKnown ? size(mine, mean, std) : null));
+    const said = unitSaid(preprocessing, channels[mine[0]!]!);
+    if (said === null) units.set(quantity, unitOf(quantity, unitsKnown ? size(mine, mean, std) : null));
+    else units.set(quantity, ownUnit(quantity, said));
   }
   return {
     channels: channels.map((name, k) => {
@@ -78,7 +83,26 @@ export function motionPlan(preprocessing: Preprocessing): MotionPlan {
       return { name, quantity, axis, unit: units.get(quantity)! };
     }),
     unitsKnown,
+    unitsSaid,
   };
+}
+
+/** Whether examples are not normalised. */
+function isPlain({ mean, std }: Preprocessing): boolean {
+  return mean.every((value) => value === 0) && std.every((value) => value === 1);
+}
+
+/** The unit that a bundle says of a channel, in small letters; null: it says none. */
+export function unitSaid({ channels, units = [] }: Preprocessing, channel: string): string | null {
+  return units.length === 0 ? null : units[channels.indexOf(channel)]!.trim().toLowerCase();
+}
+
+/** A unit of the phone's by what a bundle calls it. Throws InputError for another. */
+function ownUnit(quantity: Quantity, said: string): Unit {
+  const sizes = quantity === "rotation" ? ROTATIONS : ACCELERATIONS;
+  const found = (Object.keys(PER_UNIT) as Unit[]).find((unit) => unit in sizes && sizes[unit] === sizes[said]);
+  if (found === undefined) throw new InputError(SENSORS.unknownUnit(said));
+  return found;
 }
 
 /** Units of columns, in m/s² or rad/s. */
@@ -90,23 +114,31 @@ const ROTATIONS: Readonly<Record<string, number>> = {
 };
 
 /** From a unit to the one of a bundle's channel; null: one of them is not known. */
-export function factorOf(unit: string, channel: string, { channels, mean, std }: Preprocessing): number | null {
+export function factorOf(unit: string, channel: string, preprocessing: Preprocessing): number | null {
+  const { channels, mean, std } = preprocessing;
   const quantityNamed = (name: string): Quantity | undefined => QUANTITIES.find(([pattern]) => pattern.test(name))?.[1];
   const quantity = quantityNamed(channel);
-  const own = quantity === undefined ? undefined : (quantity === "rotation" ? ROTATIONS : ACCELERATIONS)[unit];
-  if (quantity === undefined || own === undefined || (mean.every((value) => value === 0) && std.every((value) => value === 1))) return null;
+  const sizes = quantity === "rotation" ? ROTATIONS : ACCELERATIONS;
+  const own = quantity === undefined ? undefined : sizes[unit];
+  const said = unitSaid(preprocessing, channel);
+  if (own !== undefined && said !== null) return said in sizes ? own / sizes[said]! : null;
+  if (quantity === undefined || own === undefined || isPlain(preprocessing)) return null;
   const mine = channels.flatMap((name, k) => (quantityNamed(name) === quantity ? [k] : []));
   return own * PER_UNIT[unitOf(quantity, size(mine, mean, std))];
 }
 
 /** The three channels of accelerations with gravity, and their unit in m/s²; null: there are none, or it is not known. */
-export function gravityIn({ channels, mean, std }: Preprocessing): { channels: string[]; unit: number } | null {
+export function gravityIn(preprocessing: Preprocessing): { channels: string[]; unit: number } | null {
+  const { channels, mean, std } = preprocessing;
   const mine = channels.flatMap((name, k) => (QUANTITIES.find(([pattern]) => pattern.test(name))?.[1] === "gravity" ? [k] : []));
-  if (mine.length !== 3 || (mean.every((value) => value === 0) && std.every((value) => value === 1))) return null;
-  const unit = unitOf("gravity", size(mine, mean, std)) === "g" ? GRAVITY : 1;
+  if (mine.length !== 3) return null;
+  const said = unitSaid(preprocessing, channels[mine[0]!]!);
+  if (said === null && isPlain(preprocessing)) return null;
+  const unit = said === null ? (unitOf("gravity", size(mine, mean, std)) === "g" ? GRAVITY : 1) : ACCELERATIONS[said];
+  if (unit === undefined) return null;
   // Without gravity, as in linear accelerations, a length at rest tells nothing.
   const atRest = Math.sqrt(mine.reduce((sum, k) => sum + mean[k % mean.length]! ** 2, 0));
-  return atRest > (AT_REST * GRAVITY) / unit ? { channels: mine.map((k) => channels[k]!), unit } : null;
+  return atRest > (AT_REST * GRAVITY) / unit || isPlain(preprocessing) ? { channels: mine.map((k) => channels[k]!), unit } : null;
 }
 
 function quantityOf(name: string): readonly [Quantity, 0 | 1 | 2] {

@@ -13,7 +13,7 @@ interface Golden {
   readonly bundles: readonly {
     readonly file: string;
     readonly digest: string;
-    readonly manifest: unknown;
+    readonly manifest: { readonly preprocessing: object };
     readonly params: readonly number[];
     readonly state: readonly number[];
     readonly features: number;
@@ -41,7 +41,9 @@ function opened(file: string): Promise<Bundle> {
 for (const golden of GOLDEN.bundles) {
   test(`${golden.file}: manifest, digest and values are what Python reads`, async () => {
     const bundle = await opened(golden.file);
-    assert.deepEqual(plain(bundle.manifest), plain(golden.manifest));
+    const { preprocessing, ...expected } = golden.manifest;
+    const inputs = { units: [], ...preprocessing }; // Python leaves out what is not told
+    assert.deepEqual(plain(bundle.manifest), plain({ ...expected, preprocessing: inputs }));
     assert.equal(bundle.digest, golden.digest);
     assert.equal(bundle.signer, GOLDEN.signer);
     const { network, features } = bundle.model();

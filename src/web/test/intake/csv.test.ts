@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { readCsv } from "../../src/intake/csv.ts";
 import { labelled } from "../../src/intake/examples.ts";
-import { difference, floats, FORM, GOLDEN } from "./golden.ts";
+import { BOTH, difference, floats, FORM, GOLDEN } from "./golden.ts";
 
 async function* pieces(text: string, size: number): AsyncGenerator<Uint8Array> {
   const bytes = new TextEncoder().encode(text);
@@ -124,4 +124,13 @@ test("accelerations that name no unit are taken by the length of gravity", async
     for (const other of [g, said]) x.forEach((value, k) => assert.ok(Math.abs(other.blocks[at]!.x[k]! - value) < 1e-5));
   }
   assert.deepEqual((await read(rows("", 1), [0, 0, 0.1])).hints, []); // without gravity nothing is told
+});
+
+test("readings are brought to the units that the bundle says, as Python has it", async () => {
+  for (const { units, text, x } of GOLDEN.units) {
+    const form = { ...FORM, preprocessing: { ...BOTH, mean: [0], std: [1], units } };
+    const { blocks } = await readCsv(pieces(text, 1 << 16), "'mine.csv'", form);
+    const found = Float32Array.from(blocks.flatMap((block) => [...block.x]));
+    assert.ok(difference(found, floats(x)) <= 1e-4, `${units.join(" ")}: ${text.split("\n")[0]}`);
+  }
 });

@@ -56,7 +56,7 @@ export interface GoldenNpz {
 export const GOLDEN = JSON.parse(
   readFileSync(new URL("../golden/intake.json", import.meta.url), "utf-8"),
 ) as { streams: GoldenStream[]; csv: GoldenCsv[]; npz: GoldenNpz[]; digits: Record<string, string>; recordings: GoldenRecordings[];
-  labels: { parts: string[]; said: string | null }[] };
+  labels: { parts: string[]; said: string | null }[]; units: { units: string[]; text: string; x: string }[] };
 
 export const SMALL: Preprocessing = {
   input_shape: [16, 3], rate_hz: 20, window: 16, hop: 8, channels: ["ax", "ay", "gx"],

@@ -71,3 +71,13 @@ test("a computer without sensors, and a phone without a gyroscope", () => {
   const reading = toReading(event(0, [0, 0, G], null), false)!;
   assert.throws(() => intake.push(reading), /does not tell what channel 'gyro_x' needs/);
 });
+
+test("units that the bundle says are taken, whatever mean and std are", () => {
+  const units = ["g", "g", "g", "°/s", "°/s", "°/s"];
+  const plan = motionPlan({ ...MOTION, mean: [0], std: [1], units });
+  assert.deepEqual(plan.channels.map(({ unit }) => unit), ["g", "g", "g", "deg/s", "deg/s", "deg/s"]);
+  assert.equal(plan.unitsSaid, true);
+  const other = ["m/s^2", "m/s^2", "m/s^2", "rad/s", "rad/s", "rad/s"];
+  assert.deepEqual(motionPlan({ ...MOTION, units: other }).channels.map(({ unit }) => unit).slice(2, 4), ["m/s²", "rad/s"]);
+  assert.throws(() => motionPlan({ ...MOTION, units: ["mg", "mg", "mg", "rad/s", "rad/s", "rad/s"] }), /are in mg, which/);
+});

@@ -241,5 +241,5 @@ function assumptions(plan: MotionPlan): HTMLElement {
     return [name, text] as const;
   });
   return h("details", {}, h("summary", {}, SENSORS.assumed),
-    h("p", {}, plan.unitsKnown ? SENSORS.unitsKnown : SENSORS.unitsUnknown), h("p", {}, SENSORS.axes), facts(rows));
+    h("p", {}, plan.unitsSaid ? SENSORS.unitsSaid : plan.unitsKnown ? SENSORS.unitsKnown : SENSORS.unitsUnknown), h("p", {}, SENSORS.axes), facts(rows));
 }
