@@ -124,7 +124,7 @@ _AT_REST = 0.3
 _MOST_LETTERS = 200
 """Of a name that means anything."""
 _UNIT = re.compile(r"[(\[](?P<unit>[^)\]]*)[)\]]\s*$")
-_WORD = re.compile(r"[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+")
+_WORD = re.compile(r"[A-ZÀ-ÖØ-Þ]?[a-zµß-öø-ÿ]+|[A-ZÀ-ÖØ-Þ]+(?![a-zß-öø-ÿ])|\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,11 +205,11 @@ def columns_of(  # noqa: PLR0913 - what is known of a table, each by its name
         named: the file's name, which may be that of a sensor.
     """
     channels = manifest.preprocessing.channels
-    meant = dict(_meant(header, [one for one in channels if one not in header], named))
+    meant = meanings(header, channels, named)
     if not set(channels) <= {*header, *meant.values()}:
         meant = {}
     factors = _factors(meant, manifest.preprocessing, where)
-    labels = [name for name in header if name.strip().lower() in _LABELS]
+    labels = [name for name in header if is_label(name)]
     if LABEL not in header and len(labels) == 1 and manifest.classes:
         meant[labels[0]] = LABEL
     if meant:
@@ -257,6 +257,28 @@ def seconds_in(name: str) -> float | None:
 def words_in(name: str) -> frozenset[str]:
     """Words of a column's name, without its unit."""
     return _words(_without_unit(name)) if len(name) <= _MOST_LETTERS else frozenset()
+
+
+def meanings(header: Sequence[str], channels: Sequence[str], named: str) -> dict[str, str]:
+    """Columns and the channels that their names mean, where each is meant by one."""
+    return dict(_meant(header, [one for one in channels if one not in header], named))
+
+
+def time_named(header: Sequence[str], channels: Sequence[str]) -> str | None:
+    """The column that seems to hold the times; None: there is none, or several."""
+    found = _given_time(header, None) or _time_of(header, channels)
+    return None if found is None else found.name
+
+
+def is_label(name: str) -> bool:
+    """Whether a column's name says that it holds labels."""
+    return name.strip().lower() in _LABELS
+
+
+def unit_part(name: str) -> str:
+    """The unit in brackets behind a column's name, with a blank before; '' where there is none."""
+    unit = _unit_in(name)
+    return f" {unit[0].strip()}" if unit else ""
 
 
 def sensors_in(name: str) -> frozenset[str]:

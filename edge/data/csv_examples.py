@@ -32,10 +32,12 @@ from protofleet.edge.data.csv_rows import ByteStream, Row, is_value, row_blocks
 from protofleet.edge.data.csv_stream import SampleStream
 from protofleet.edge.data.csv_table import Table, unknown
 from protofleet.edge.data.intake import Window
+from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
 
+_UNSAID = "; --mapping FILE.toml is for saying what its columns are"
 _UNNAMED = "; --columns NAME,... names them where no row does"
 
 
@@ -68,6 +70,7 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
     columns: Sequence[str] | None = None,
     label: str | None = None,
     file_name: str = "",
+    mapping: TableMapping = NO_MAPPING,
 ) -> Iterator[Examples]:
     """Examples from a CSV, each block as soon as its rows are there.
 
@@ -80,12 +83,13 @@ def read_csv(  # noqa: PLR0913 - what a person may say of a table
         columns: as in ``load_examples``.
         label: the class of all rows, where no column says it.
         file_name: without its ending; it may be that of a sensor.
+        mapping: what a person has said of columns and labels.
 
     Raises:
         InputError: a row has a wrong form, the columns fit neither layout, or nothing says which
             column holds the times.
     """
-    rows = row_blocks(stream, where)
+    rows = mapping.rows(row_blocks(stream, where))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{where}: expected a CSV, got nothing")
@@ -168,8 +172,8 @@ def _near_miss(names: Sequence[str], channels: Sequence[str]) -> str:
     if lacking and alike:
         return "; small and capital letters differ"
     if 0 < len(lacking) < len(channels):
-        return f"; it lacks {', '.join(lacking)}"
-    return ""
+        return f"; it lacks {', '.join(lacking)}{_UNSAID}"
+    return _UNSAID if lacking else ""
 
 
 def _examples(table: Table, blocks: Iterator[list[Row]], manifest: Manifest) -> Iterator[Examples]:

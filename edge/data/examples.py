@@ -15,6 +15,7 @@ from protofleet.edge.data.csv_examples import Examples, read_csv
 from protofleet.edge.data.csv_rows import ByteStream
 from protofleet.edge.data.csv_table import unknown
 from protofleet.edge.data.local_data import UCI_HAR, load_local_data
+from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
 from protofleet.edge.data.recordings import Told, nobody, read_recordings
 from protofleet.edge.learning.training import check_data
 from protofleet.errors import InputError
@@ -31,6 +32,7 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
     time: str | None = None,
     columns: Sequence[str] | None = None,
     labels: str | None = None,
+    mapping: TableMapping = NO_MAPPING,
     told: Told | None = None,
 ) -> Iterator[Examples]:
     """The examples of a file, or of several recordings, in blocks.
@@ -45,6 +47,7 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
         time: the column of a table that says when; None: one whose name says so.
         columns: names of the columns of a table that has no row of names.
         labels: a table of what a person has marked in recordings.
+        mapping: what a person has said of the columns and labels of recordings.
         told: what is found in each table.
 
     Raises:
@@ -55,12 +58,14 @@ def load_examples(  # noqa: PLR0913 - what a person may say of a file
     others = [one for one in sources if _is_no_table(one)]
     if not others:
         table: dict[str, Any] = {"rate_hz": rate_hz, "time": time, "columns": columns}
+        table["mapping"] = mapping
         return read_recordings(sources, manifest, told or nobody, labels=labels, **table)
     if len(sources) > 1:
         raise InputError(f"data '{others[0]}': expected it alone, or recordings alone")
-    if (time, columns, labels) != (None, None, None):
+    if (time, columns, labels, mapping) != (None, None, None, NO_MAPPING):
         raise InputError(
-            f"data '{others[0]}': --time, --columns and --labels are for recordings in tables"
+            f"data '{others[0]}': --time, --columns, --labels and --mapping are for recordings in "
+            "tables"
         )
     return _prepared(others[0], manifest, data_root)
 

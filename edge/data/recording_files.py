@@ -6,13 +6,14 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 from protofleet.datasets.arrays import UNREADABLE
-from protofleet.edge.data.csv_rows import ByteStream
+from protofleet.edge.data.csv_rows import ByteStream, Row, row_blocks
 from protofleet.edge.data.empatica import with_times
+from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
 from protofleet.errors import InputError, MissingDataError
 
 _T = TypeVar("_T")
@@ -34,12 +35,24 @@ class RecordingFile:
         folder: where it lies with others, as a name; '' of the only file that was named.
         parts: names of the folders and the file, without its ending, that may say what it holds.
         open: its bytes.
+        mapping: what a person has said of its columns and labels.
     """
 
     name: str
     folder: str
     parts: tuple[str, ...]
     open: Callable[[], AbstractContextManager[ByteStream]]
+    mapping: TableMapping = NO_MAPPING
+
+    def rows(self, stream: ByteStream) -> Iterator[list[Row]]:
+        """Its rows, with names and labels as the bundle has them where a person has said so."""
+        return self.mapping.rows(row_blocks(stream, self.where))
+
+    def label(self, classes: Sequence[str], *, of_folder: bool = False) -> str | None:
+        """The class that its name, or its folder's, says; None: none, or several."""
+        known = self.mapping.classes(classes)
+        said = label_in(self.parts[:-1] if of_folder else self.parts, tuple(known))
+        return None if said is None else known[said]
 
     @property
     def where(self) -> str:
@@ -47,11 +60,14 @@ class RecordingFile:
         return f"data '{self.name}'"
 
 
-def recording_files(sources: Sequence[str]) -> list[RecordingFile]:
+def recording_files(
+    sources: Sequence[str], mapping: TableMapping = NO_MAPPING
+) -> list[RecordingFile]:
     """The tables of files, folders and zips; of those of a folder or a zip in ascending order.
 
     Args:
         sources: what a person has named.
+        mapping: of all of them.
 
     Raises:
         MissingDataError: one is absent, or has no table in it.
@@ -71,7 +87,7 @@ def recording_files(sources: Sequence[str]) -> list[RecordingFile]:
         found += tables
     if len(found) > MOST_FILES:
         raise InputError(f"data: expected at most {MOST_FILES} tables, got {len(found)}")
-    return found
+    return [replace(one, mapping=mapping) for one in found]
 
 
 def label_in(parts: Sequence[str], classes: Sequence[str]) -> str | None:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
 from protofleet.edge.data.csv_examples import Examples, read_csv
-from protofleet.edge.data.recording_files import RecordingFile, label_in, recording_files
+from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
+from protofleet.edge.data.recording_files import RecordingFile, recording_files
 from protofleet.edge.data.sensor_tables import SensorTables, sensor_tables, with_marks
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
@@ -73,6 +74,7 @@ def read_recordings(
     told: Told = nobody,
     *,
     labels: str | None = None,
+    mapping: TableMapping = NO_MAPPING,
     **options: Any,
 ) -> Iterator[Examples]:
     """Examples of every table of the sources, in their order, in blocks.
@@ -86,13 +88,14 @@ def read_recordings(
         manifest: the bundle's.
         told: what is found in each table, at its end.
         labels: a table of what the person has marked (``annotations``), for all of them.
+        mapping: what a person has said of their columns and labels.
         options: as of ``read_csv``.
 
     Raises:
         MissingDataError: as ``recording_files``.
         InputError: a table that cannot be read; or none is a recording.
     """
-    files = recording_files(sources)
+    files = recording_files(sources, mapping)
     found = _recordings(files, manifest)
     if labels is not None:
         found = _marked(files, manifest, labels)
@@ -141,7 +144,7 @@ def _marked(
     files: Sequence[RecordingFile], manifest: Manifest, labels: str
 ) -> Iterator[_Recording]:
     """Each recording with what the person has marked."""
-    marks, *more = recording_files([labels])
+    marks, *more = recording_files([labels], files[0].mapping)
     if more:
         raise InputError(f"labels '{labels}': expected one table, got {1 + len(more)}")
     for one in _recordings(files, manifest):
@@ -176,12 +179,18 @@ class _Table:
         return self.file.name
 
     def blocks(self, manifest: Manifest, options: Mapping[str, Any]) -> Iterator[Examples]:
-        file, label = self.file, label_in(self.file.parts, manifest.classes)
+        file, label = self.file, self.file.label(manifest.classes)
         if self.marks is not None:
             marked = with_marks(file, self.marks, manifest, options.get("columns"))
             yield from marked.blocks(manifest, options)
             return
         with file.open() as stream:
             yield from read_csv(
-                stream, file.where, manifest, label=label, file_name=file.parts[-1], **options
+                stream,
+                file.where,
+                manifest,
+                label=label,
+                file_name=file.parts[-1],
+                mapping=file.mapping,
+                **options,
             )

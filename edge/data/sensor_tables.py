@@ -14,7 +14,6 @@ from protofleet.bundle.manifest import Manifest
 from protofleet.edge.data.annotations import AnnotationTable, Marks
 from protofleet.edge.data.columns import channels_in, columns_of, sensors_in
 from protofleet.edge.data.csv_examples import Examples, given_names, to_blocks
-from protofleet.edge.data.csv_rows import row_blocks
 from protofleet.edge.data.csv_table import Table
 from protofleet.edge.data.joined_sensors import (
     SensorSamples,
@@ -22,7 +21,7 @@ from protofleet.edge.data.joined_sensors import (
     part_of,
     read_sensor,
 )
-from protofleet.edge.data.recording_files import RecordingFile, label_in
+from protofleet.edge.data.recording_files import RecordingFile
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -84,11 +83,11 @@ class SensorTables:
         found: Marks = []
         for file, table in self.marks:
             with file.open() as stream:
-                _, *rows = chain.from_iterable(row_blocks(stream, file.where))
+                _, *rows = chain.from_iterable(file.rows(stream))
                 found += table.marks(rows, manifest, file.where, sensors) if rows else []
         if not found:
             found = next((list(one.marks) for one in sensors if one.marks), [])
-        label = label_in(self.tables[0].file.parts[:-1], manifest.classes)
+        label = self.tables[0].file.label(manifest.classes, of_folder=True)
         if not found and label is not None:
             _log.warning("data '%s': all of it is '%s', by its name", self.name, label)
             found = [(-np.inf, manifest.classes.index(label))]
@@ -197,7 +196,7 @@ def _look(
     file: RecordingFile, channels: Sequence[str], columns: Sequence[str] | None = None
 ) -> _Look:
     with file.open() as stream:
-        first = next(row_blocks(stream, file.where), None)
+        first = next(file.rows(stream), None)
     header = [] if first is None else [cell.strip() for cell in first[0].cells]
     if columns is not None:
         header = given_names(columns, header, file.where)
@@ -223,7 +222,7 @@ def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> Sensor
     file, part = look.file, part_of(manifest, look.channels)
     rate_hz, time = options.get("rate_hz"), options.get("time")
     with file.open() as stream:
-        rows = row_blocks(stream, file.where)
+        rows = file.rows(stream)
         first = next(rows)
         columns = columns_of(
             look.header,

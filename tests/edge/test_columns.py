@@ -169,7 +169,7 @@ def test_a_column_of_times_says_so_by_its_name_and_perhaps_its_unit(of, header, 
     assert of(f"{header},acc_x,acc_y,acc_z").time == TimeColumn(name=name, unit_s=unit_s)
 
 
-@pytest.mark.parametrize("header", ["Date,Clock Time", "battery", "index"])
+@pytest.mark.parametrize("header", ["Date,Clock Time", "battery", "index", "Tätigkeit,TÜR"])
 def test_two_that_may_be_times_or_none_are_left_to_a_person(of, header):
     assert of(f"{header},acc_x,acc_y,acc_z").time is None
     named = header.split(",", maxsplit=1)[0]

@@ -131,8 +131,8 @@ def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
 @pytest.mark.parametrize(
     ("header", "rows", "words"),
     [
-        ("time_s,ax", "0,1", r"got the columns time_s, ax; it lacks ay$"),
-        ("time_s,AX,BX", "0,1,2", r"got the columns time_s, AX, BX$"),
+        ("time_s,ax", "0,1", r"time_s, ax; it lacks ay; --mapping FILE\.toml is for"),
+        ("time_s,AX,BX", "0,1,2", r"got the columns time_s, AX, BX; --mapping FILE\.toml"),
         ("0,1,2", "1,1,2", r"got the columns .*; --columns NAME,\.\.\. names them where no row"),
         ("time_s,ax,ay", "0,1,2\n0.1,1,2", r"a window, 8 at 10 Hz, got 2$"),
         ("time_s,ax,ay", "5,1,2\n4,1,2\n3,1,2", r"got 5, 4, 3, …; sort the rows by 'time_s'$"),
@@ -633,7 +633,7 @@ def test_a_column_of_times_is_for_sensor_samples(manifest, sensor, tmp_path):
     with pytest.raises(InputError, match="--time is for sensor samples"):
         _read("1,2,3,4\n", manifest, time="t")
     np.savez(tmp_path / "mine.npz", x=np.zeros((1, 4), np.float32))
-    with pytest.raises(InputError, match="--time, --columns and --labels are for recordings"):
+    with pytest.raises(InputError, match="--time, --columns, --labels and --mapping are for"):
         load_examples(str(tmp_path / "mine.npz"), sensor, time="t")
 
 

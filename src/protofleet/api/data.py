@@ -19,6 +19,7 @@ from protofleet.datasets.joining import taken
 from protofleet.datasets.partition import stratified_split
 from protofleet.datasets.pool import Pool
 from protofleet.edge.data.examples import load_examples
+from protofleet.edge.data.mapping import NO_MAPPING, read_mapping
 from protofleet.edge.data.recording import to_device_data
 from protofleet.edge.data.unbundled import manifest_for
 from protofleet.errors import InputError, RefusedError
@@ -75,6 +76,7 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
     time: str | None = None,
     columns: Sequence[str] | None = None,
     labels: Path | str | None = None,
+    mapping: Path | str | None = None,
 ) -> DeviceData:
     """Make one client's data from recordings, as ``protofleet device prepare`` does.
 
@@ -93,6 +95,8 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
         columns: names of the columns of a table that has no row of names.
         labels: a table of what a person has marked: a column of times and one of labels, or start,
             end and label.
+        mapping: a file that says what columns and labels mean where their names do not
+            (docs/device.md).
 
     Returns:
         The examples that have a label.
@@ -117,6 +121,7 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
         time=time,
         columns=columns,
         labels=None if labels is None else str(labels),
+        mapping=NO_MAPPING if mapping is None else read_mapping(Path(mapping), manifest),
     )
     return to_device_data(blocks, manifest, raw=raw, test_share=test_share)
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.cli._files import read_preprocessing
+from protofleet.cli._store import table_mapping
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def read_recorded(
             f"'{classes or ''}'"
         )
     manifest = manifest_for(read_preprocessing(preprocessing), names)
+    table["mapping"] = table_mapping(table["mapping"], [str(one) for one in sources], manifest)
 
     def told(one: Found) -> None:
         text = f"left out: {one.refused}" if one.refused else f"{one.name}: {one.text(names)}"

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
+from protofleet.errors import InputError
 
 if TYPE_CHECKING:
+    from protofleet.bundle.manifest import Manifest
     from protofleet.edge import PersonalModel
+    from protofleet.edge.data.mapping import TableMapping
     from protofleet.edge.owner.policy import Use
     from protofleet.runtime import BackendName
 
 _PATH = click.Path(path_type=Path)
+_LOOKED_AT = 100_000
+"""Rows of a table in which labels are looked for."""
 
 store_option = click.option(
     "--store", type=_PATH, help="A device's folder; default: the only one in the user's data."
@@ -65,6 +71,43 @@ labels_option = click.option(
     help="A table of what a person has marked: a column of times and one of labels, or start, end "
     "and label.",
 )
+
+mapping_option = click.option(
+    "--mapping",
+    type=_PATH,
+    metavar="FILE.toml",
+    help="What columns and labels mean where their names do not say. A FILE that is not there is "
+    "written, with what they seem to mean, for you to complete.",
+)
+
+
+def table_mapping(path: Path | None, sources: Sequence[str], manifest: Manifest) -> TableMapping:
+    """What a person has said in a file; of one that is not there a proposal is written.
+
+    Raises:
+        InputError: it cannot be read, means what the bundle does not have, or was written now.
+    """
+    from protofleet.cli._outputs import check_writable_file
+    from protofleet.edge.data.mapping import NO_MAPPING, proposal, read_mapping
+    from protofleet.edge.data.recording_files import recording_files
+
+    if path is None:
+        return NO_MAPPING
+    if path.exists():
+        return read_mapping(path, manifest)
+    check_writable_file(path, "--mapping")
+    if "-" in sources:
+        raise InputError(f"--mapping '{path}': no such file; recordings in files have one proposed")
+    tables = []
+    for file in recording_files(sources):
+        with file.open() as stream:
+            rows = chain.from_iterable(file.rows(stream))
+            tables.append((file.parts[-1], list(islice(rows, _LOOKED_AT))))
+    path.write_text(proposal(sources[0], tables, manifest), encoding="utf-8")
+    raise InputError(
+        f"--mapping '{path}': written, with what the columns seem to be; complete it, and run this "
+        "command again"
+    )
 
 
 def model_options(command: Callable[..., None]) -> Callable[..., None]:

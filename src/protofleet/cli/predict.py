@@ -14,10 +14,12 @@ from protofleet.cli._process import start_process
 from protofleet.cli._store import (
     columns_option,
     labels_option,
+    mapping_option,
     model_options,
     opened_model,
     rate_option,
     raw_option,
+    table_mapping,
     time_option,
 )
 from protofleet.errors import InputError
@@ -50,6 +52,7 @@ _PATH = click.Path(path_type=Path)
 @time_option
 @columns_option
 @labels_option
+@mapping_option
 @click.option(
     "--batch",
     "batch_size",
@@ -76,6 +79,7 @@ def predict(
     time: str | None,
     columns: tuple[str, ...] | None,
     labels: str | None,
+    mapping: Path | None,
     batch_size: int,
     summary: bool,
     latency: bool,
@@ -94,12 +98,19 @@ def predict(
 
     model = opened_model(store, bundle, trust_files, use=use, backend=backend, threads=threads)
     manifest = model.model.bundle.manifest
+    said = table_mapping(mapping, [data], manifest)
     if data == "-":
         if labels is not None:
             raise InputError("--labels: expected recordings in files, got standard input")
         stream = cast("ByteStream", sys.stdin.buffer)
         blocks = read_csv(
-            stream, "standard input", manifest, rate_hz=rate_hz, time=time, columns=columns
+            stream,
+            "standard input",
+            manifest,
+            rate_hz=rate_hz,
+            time=time,
+            columns=columns,
+            mapping=said,
         )
     else:
         blocks = load_examples(
@@ -110,6 +121,7 @@ def predict(
             time=time,
             columns=columns,
             labels=labels,
+            mapping=said,
         )
     printer = (_JsonPrinter if as_json else _TextPrinter)(model, summary=summary)
     tally = _Tally()

@@ -14,8 +14,10 @@ from protofleet.cli._process import start_process
 from protofleet.cli._store import (
     columns_option,
     labels_option,
+    mapping_option,
     rate_option,
     raw_option,
+    table_mapping,
     time_option,
 )
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
@@ -55,6 +57,7 @@ _PATH = click.Path(path_type=Path)
 @time_option
 @columns_option
 @labels_option
+@mapping_option
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 1, max_open=True),
@@ -90,6 +93,7 @@ def prepare(
         given = "--out" if out is None else f"--out '{out}'"
         raise InputError(f"{given}: expected FILE.npz, for 'device join --data'")
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
+    table["mapping"] = table_mapping(table["mapping"], sources, manifest)
     found = _Recordings(manifest)
     blocks = found.kept(_blocks(sources, manifest, table, found), keep=plot is not None)
     data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)

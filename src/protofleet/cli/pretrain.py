@@ -17,7 +17,13 @@ from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._recordings import are_recordings, read_recorded
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
-from protofleet.cli._store import columns_option, labels_option, rate_option, time_option
+from protofleet.cli._store import (
+    columns_option,
+    labels_option,
+    mapping_option,
+    rate_option,
+    time_option,
+)
 from protofleet.cli._task import OutputOptions, output_options, resolve_task
 from protofleet.cli._verbosity import say, verbosity
 from protofleet.errors import InputError
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult
     from protofleet.tensors import TaskName
+
+
+_OF_TABLES = ("rate_hz", "time", "columns", "labels", "mapping")
 
 
 @click.command()
@@ -58,6 +67,7 @@ if TYPE_CHECKING:
 @time_option
 @columns_option
 @labels_option
+@mapping_option
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
 @click.option(
@@ -112,7 +122,7 @@ def pretrain(
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
     check_writable_folder(out, "--out")
     task, loss = resolve_task(given, {})
-    table = {name: options.pop(name) for name in ("rate_hz", "time", "columns", "labels")}
+    table = {name: options.pop(name) for name in _OF_TABLES}
     said = {"preprocessing": preprocessing, "classes": given.classes, "targets": given.targets}
     supervised = objective == "supervised"
     arrays, names, digest = _read(data, task, supervised=supervised, **said, **table)

@@ -27,7 +27,7 @@ const UNITS_S: Readonly<Record<string, number>> = {
 /** Letters of a name that means anything. */
 const MOST_LETTERS = 200;
 const UNIT = /[([]([^)\]]*)[)\]]\s*$/;
-const WORD = /[A-Z]?[a-zµ]+|[A-Z]+(?![a-z])|\d+/g;
+const WORD = /[A-ZÀ-ÖØ-Þ]?[a-zµß-öø-ÿ]+|[A-ZÀ-ÖØ-Þ]+(?![a-zß-öø-ÿ])|\d+/g;
 const AXES = ["x", "y", "z"];
 
 /** A column that tells when rows were sampled; `unitS`: seconds of its unit, null: its name does not say. */
