@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -43,6 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = item.get_closest_marker("slow")
         seconds[item.path] += slow.kwargs.get("seconds", 5) if slow else 0.1
     items.sort(key=lambda item: (-seconds[item.path], item.path))
+
+
+@pytest.fixture(autouse=True)
+def _level_of_the_log() -> Iterator[None]:
+    """A command that a test runs in its process says how much is told, in that process for good."""
+    logger = logging.getLogger("protofleet")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,10 @@ import zipfile
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import protofleet
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.cli.prepare import prepare
+from protofleet.cli._store import table_mapping
 from protofleet.edge.data.csv_rows import Row
 from protofleet.edge.data.examples import load_examples
 from protofleet.edge.data.mapping import TableMapping, proposal, read_mapping
@@ -108,35 +107,30 @@ def test_what_a_mapping_cannot_mean_is_named(manifest, tmp_path, text, said):
         read_mapping(tmp_path / "other.toml", manifest)
 
 
-def test_a_proposal_has_what_is_known_and_leaves_the_rest_to_a_person(table, tmp_path):
+def test_a_proposal_has_what_is_known_and_leaves_the_rest_to_a_person(table, manifest, tmp_path):
     path = tmp_path / "map.toml"
-    told = CliRunner().invoke(prepare, _prepare(table, path, tmp_path))
-    assert isinstance(told.exception, InputError)
-    assert "map.toml': written, with what the columns seem to be; complete it" in str(
-        told.exception
-    )
+    with pytest.raises(InputError, match=r"map\.toml': written, .* complete it"):
+        table_mapping(path, [str(table)], manifest)
     found = tomllib.loads(path.read_text())
     assert list(found["columns"]) == [one.strip() for one in _HEAD.split(";")]
     assert set(found["columns"].values()) == {""}
     assert found["labels"] == {}
     assert "acc_x, acc_y, acc_z, time, label" in path.read_text()
     path.write_text(_COMPLETE)
-    told = CliRunner().invoke(prepare, [*_prepare(table, path, tmp_path)], catch_exceptions=False)
-    assert "19 examples" in told.output
+    assert table_mapping(path, [str(table)], manifest) == read_mapping(path, manifest)
+    assert table_mapping(None, [str(table)], manifest) == TableMapping()
 
 
-def _prepare(table, mapping, tmp_path):
-    bundle = tmp_path / "m.pfb"
-    if not bundle.exists():
-        torch = pytest.importorskip("torch")
-        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 2))
-        protofleet.export_model(
-            model, bundle, strategy="fedavg", preprocessing=_INPUTS, classes=("still", "walk"),
-            formats=["onnx"],
-        )  # fmt: skip
-    given = ["--bundle", str(bundle), "--mapping", str(mapping)]
-    given += ["--out", str(tmp_path / "mine.npz")]
-    return [str(table), *given]
+@pytest.mark.parametrize(
+    ("place", "source", "said"),
+    [
+        ("nowhere/map.toml", "mine.csv", "no such folder"),
+        ("map.toml", "-", "no such file; recordings"),
+    ],
+)
+def test_what_cannot_be_proposed_is_named(manifest, tmp_path, place, source, said):
+    with pytest.raises(InputError, match=said):
+        table_mapping(tmp_path / place, [source], manifest)
 
 
 def test_a_proposal_knows_columns_by_their_words_and_lists_labels_that_are_no_classes(manifest):

@@ -10,6 +10,9 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.edge.data.mapping import read_mapping
+from protofleet.edge.data.unbundled import manifest_for
 from protofleet.edge.owner.policy import read_policy
 from protofleet.errors import ProtofleetError
 from protofleet.experiments.claim_registry import load_claims
@@ -59,7 +62,7 @@ def refusals(text: str, folder: Path) -> list[str]:
     """
     block = tomllib.loads(text)
     reasons = []
-    for read in (_federation, _fleet, _experiment, _policy, _claims, _strategy, _package):
+    for read in (_federation, _fleet, _experiment, _policy, _mapping, _claims, _strategy, _package):
         try:
             read(block, folder)
         except (ProtofleetError, msgspec.ValidationError) as error:
@@ -93,6 +96,11 @@ def _experiment(block: Mapping[str, Any], folder: Path) -> None:
 
 def _policy(block: Mapping[str, Any], folder: Path) -> None:
     read_policy(_written(block, {}, folder), {})
+
+
+def _mapping(block: Mapping[str, Any], folder: Path) -> None:
+    inputs = Preprocessing(input_shape=(20, 3), channels=("acc_x", "acc_y", "acc_z"))
+    read_mapping(_written(block, {}, folder), manifest_for(inputs, ("still", "walk")))
 
 
 def _claims(block: Mapping[str, Any], folder: Path) -> None:
