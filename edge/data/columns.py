@@ -44,7 +44,7 @@ _SHORT = {
 _SENSORS = frozenset(_SHORT.values()) | {
     *("gravity", "orientation", "rotation", "pressure", "barometer", "altitude", "microphone"),
     *("location", "gps", "pedometer", "proximity", "humidity"),
-    *("eda", "bvp", "ibi", "ppg", "ecg", "emg"),
+    *("eda", "bvp", "ibi", "ppg", "ecg", "emg", "eeg", "eog", "resp", "spo2"),
 }
 """What a file may be named after."""
 _TIMES = frozenset({"time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"})

@@ -40,6 +40,23 @@ class ByteStream(Protocol):
         """At most ``size`` bytes, at least one unless the stream is over."""
 
 
+class PiecedStream:
+    """Pieces of text as a stream of bytes."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = pieces, b""
+
+    def read1(self, size: int, /) -> bytes:
+        """As of ``ByteStream``."""
+        found, count = [self._rest], len(self._rest)
+        while count < size and (piece := next(self._pieces, b"")):
+            found.append(piece)
+            count += len(piece)
+        text = b"".join(found)
+        self._rest = text[size:]
+        return text[:size]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Cells of a row, and its line, from 1."""

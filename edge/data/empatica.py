@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from protofleet.edge.data.csv_rows import ByteStream
+from protofleet.edge.data.csv_rows import ByteStream, PiecedStream
 
 _NAMES = {
     "ACC": ("x [g]", "y [g]", "z [g]"),
@@ -44,7 +44,7 @@ def with_times(stream: ByteStream, name: str) -> ByteStream:
     if begun is None or rate_hz is None or begun < _SINCE_S or not 0 < rate_hz <= _MOST_HZ:
         return lines.whole()
     scale = _PER_G if columns[0].endswith("[g]") else 1
-    return _Text(_timed(lines, columns, begun, rate_hz, scale))
+    return PiecedStream(_timed(lines, columns, begun, rate_hz, scale))
 
 
 def _same(line: bytes, count: int) -> float | None:
@@ -91,7 +91,7 @@ class _Lines:
 
     def whole(self) -> ByteStream:
         """The stream as it was."""
-        return _Text(self._again())
+        return PiecedStream(self._again())
 
     def __iter__(self) -> Iterator[bytes]:
         while line := self._next():
@@ -112,20 +112,3 @@ class _Lines:
         yield self._seen + b"".join(self._lines) + self._rest
         while block := self._stream.read1(_BLOCK_BYTES):
             yield block
-
-
-class _Text:
-    """Pieces of text as a stream of bytes."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, b""
-
-    def read1(self, size: int, /) -> bytes:
-        """As of ``ByteStream``."""
-        found, count = [self._rest], len(self._rest)
-        while count < size and (piece := next(self._pieces, b"")):
-            found.append(piece)
-            count += len(piece)
-        text = b"".join(found)
-        self._rest = text[size:]
-        return text[:size]

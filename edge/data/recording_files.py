@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 from protofleet.datasets.arrays import UNREADABLE
+from protofleet.edge.data.binary_files import BINARY, BinaryTable, binary_tables, is_binary
 from protofleet.edge.data.csv_rows import ByteStream, Row, row_blocks
 from protofleet.edge.data.empatica import with_times
 from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
@@ -36,6 +37,7 @@ class RecordingFile:
         parts: names of the folders and the file, without its ending, that may say what it holds.
         open: its bytes.
         mapping: what a person has said of its columns and labels.
+        marks: a table of what a person has marked, in the same file; None: there is none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class RecordingFile:
     parts: tuple[str, ...]
     open: Callable[[], AbstractContextManager[ByteStream]]
     mapping: TableMapping = NO_MAPPING
+    marks: RecordingFile | None = None
 
     def rows(self, stream: ByteStream) -> Iterator[list[Row]]:
         """Its rows, with names and labels as the bundle has them where a person has said so."""
@@ -82,12 +85,15 @@ def recording_files(
         if not tables:
             raise MissingDataError(
                 f"data '{path}': no table in it; expected files that end in "
-                f"{', '.join(sorted(TABLES))}"
+                f"{', '.join(sorted(TABLES | BINARY))}"
             )
         found += tables
     if len(found) > MOST_FILES:
         raise InputError(f"data: expected at most {MOST_FILES} tables, got {len(found)}")
-    return [replace(one, mapping=mapping) for one in found]
+    return [
+        replace(one, mapping=mapping, marks=one.marks and replace(one.marks, mapping=mapping))
+        for one in found
+    ]
 
 
 def label_in(parts: Sequence[str], classes: Sequence[str]) -> str | None:
@@ -121,11 +127,15 @@ def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
             hidden = any(part.startswith(".") for part in place.parts)
             if hidden or not file.is_file():
                 continue
+            parts = (path.resolve().name, *place.with_suffix("").parts)
             if file.suffix.lower() in TABLES:
-                parts = (path.resolve().name, *place.with_suffix("").parts)
                 yield _plain(file, str(file.parent), parts)
             elif file.suffix.lower() == ".zip":
                 yield from _zipped(file)
+            elif is_binary(file):
+                yield from _binary(file, parts)
+    elif is_binary(path):
+        yield from _binary(path, (path.stem,))
     elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
         yield from _zipped(path)
     else:
@@ -139,6 +149,31 @@ def _plain(file: Path, folder: str, parts: tuple[str, ...]) -> RecordingFile:
             yield with_times(stream, parts[-1])
 
     return RecordingFile(name=str(file), folder=folder, parts=parts, open=opened)
+
+
+def _binary(path: Path, parts: tuple[str, ...]) -> Iterator[RecordingFile]:
+    """The tables of a file in a binary format, whose marks are of all of them."""
+    tables = binary_tables(path)
+    files = [_converted(path, one, parts, alone=len(tables) == 1) for one in tables]
+    marks = next((file for file, one in zip(files, tables, strict=True) if one.is_marks), None)
+    for file, one in zip(files, tables, strict=True):
+        if not one.is_marks:
+            yield replace(file, marks=marks)
+
+
+def _converted(
+    path: Path, table: BinaryTable, parts: tuple[str, ...], *, alone: bool
+) -> RecordingFile:
+    @contextmanager
+    def opened() -> Iterator[ByteStream]:
+        yield table.stream()
+
+    return RecordingFile(
+        name=str(path) if alone else f"{path}: {table.name}",
+        folder=str(path),
+        parts=(*parts, table.name),
+        open=opened,
+    )
 
 
 def _zipped(path: Path) -> Iterator[RecordingFile]:

@@ -162,7 +162,7 @@ def _recordings(files: Sequence[RecordingFile], manifest: Manifest) -> Iterator[
     for folder, tables in folders.items():
         joined = sensor_tables(folder, tables, manifest) if folder and len(tables) > 1 else None
         if joined is None:
-            yield from map(_Table, tables)
+            yield from (_Table(file, marks=file.marks) for file in tables)
         else:
             yield joined
 

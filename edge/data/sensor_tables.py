@@ -139,7 +139,14 @@ def sensor_tables(
     )
     used = {one.file.name for one in tables}
     _log.info("data '%s': sensors in %s", folder, ", ".join(sorted(used)))
-    return SensorTables(name=folder, tables=tables, marks=tuple(_marks(looks)))
+    marks = (*_marks(looks), *_own_marks(tables))
+    return SensorTables(name=folder, tables=tables, marks=marks)
+
+
+def _own_marks(tables: Sequence[_Look]) -> list[tuple[RecordingFile, AnnotationTable]]:
+    """Those in the tables' own file, which all of them have."""
+    found = tables[0].file.marks
+    return [] if found is None else [(found, _annotations(found))]
 
 
 def with_marks(

@@ -11,6 +11,7 @@ EXTRAS = {
     "amqtt": "fleet",
     "cv2": "faces",
     "dp_accounting": "privacy",
+    "fitdecode": "recordings",
     "flatbuffers": "export",
     "google": "edge",  # protobuf
     "jinja2": "coordinator",
@@ -24,6 +25,8 @@ EXTRAS = {
     "paho": "edge",
     "PIL": "images",
     "prometheus_client": "hub",
+    "pyedflib": "recordings",
+    "pyxdf": "recordings",
     "ray": "ray",
     "rich": "coordinator",
     "scipy": "coordinator",

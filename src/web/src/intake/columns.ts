@@ -17,7 +17,7 @@ const SHORT: Readonly<Record<string, string>> = {
 /** What a file may be named after. */
 const SENSORS: ReadonlySet<string> = new Set([
   "acc", "gyro", "mag", "hr", "temperature", "gravity", "orientation", "rotation", "pressure", "barometer", "altitude", "microphone",
-  "location", "gps", "pedometer", "proximity", "humidity", "eda", "bvp", "ibi", "ppg", "ecg", "emg",
+  "location", "gps", "pedometer", "proximity", "humidity", "eda", "bvp", "ibi", "ppg", "ecg", "emg", "eeg", "eog", "resp", "spo2",
 ]);
 const TIMES: ReadonlySet<string> = new Set(["time", "timestamp", "datetime", "date", "elapsed", "t", "epoch", "unixtime"]);
 const UNITS_S: Readonly<Record<string, number>> = {
