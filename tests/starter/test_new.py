@@ -125,6 +125,8 @@ def test_recordings_say_how_windows_are_normalised(tmp_path, monkeypatch):
     assert json.loads(text)["mean"][2] == pytest.approx(9.8, abs=0.1)
     assert "units" not in json.loads(text)
     assert _new("in-g", *arguments, "--units", "g,g,g").exit_code == 0
+    assert _new("in-si", *arguments, "--units", "m/s²,m/s²,m/s²").exit_code == 0
+    assert '"m/s²"' in (tmp_path / "in-si" / "sensor.json").read_text(encoding="utf-8")
     told = json.loads((tmp_path / "in-g" / "sensor.json").read_text())
     assert told["units"] == ["g", "g", "g"]
     assert told["mean"][2] == pytest.approx(1, abs=0.01)

@@ -100,7 +100,7 @@ def write_project(project: Project, folder: Path) -> list[Path]:
     texts = {
         "README.md": _readme(project),
         "model.py": network(project),
-        _example_file(project): json.dumps(_example(project), indent=1) + "\n",
+        _example_file(project): json.dumps(_example(project), indent=1, ensure_ascii=False) + "\n",
         "federation.toml": _FEDERATION.format(name=project.name, strategy=project.strategy),
         "rehearse.py": _rehearsal(project),
     }

@@ -3,9 +3,10 @@
 import { InputError } from "../errors.ts";
 import { MARKS } from "../texts.ts";
 import { secondsIn, wordsIn } from "./columns.ts";
-import { Labels, type SensorSamples } from "./csv.ts";
+import { Labels } from "./csv_table.ts";
 import type { Row } from "./csv_rows.ts";
 import { NO_LABEL } from "./examples.ts";
+import type { SensorSamples } from "./sensor_samples.ts";
 import { toTime } from "./times.ts";
 
 const TEXTS = ["text", "label", "activity", "annotation", "marker", "event", "tag"];

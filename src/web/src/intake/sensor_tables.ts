@@ -4,11 +4,12 @@ import { InputError } from "../errors.ts";
 import { CSV, RECORDINGS } from "../texts.ts";
 import { AnnotationTable, type Mark, spanOf } from "./annotations.ts";
 import { channelsIn, sensorsIn } from "./columns.ts";
-import { type CsvExamples, readSensor, type SensorSamples, windowBlock } from "./csv.ts";
+import { type CsvExamples, windowBlock } from "./csv.ts";
 import { type Row, rowBlocks } from "./csv_rows.ts";
 import type { Form } from "./examples.ts";
 import { labelIn, type RecordingFile } from "./recording_files.ts";
 import type { IntakeCounters } from "./resampler.ts";
+import { readSensor, type SensorSamples } from "./sensor_samples.ts";
 import { SensorIntake, type Window } from "./windows.ts";
 
 /** Sensors take turns of so long: the intake waits a minute for one that lags. */
