@@ -78,7 +78,7 @@ class TrainingThread:
         """Begin to try the learning rates of an order; no round may be running."""
         self._trial = self._submit(partial(self._tried, strategy, order))
 
-    def _submit(self, job: Callable[[], _Result]) -> Future[_Result]:
+    def _submit(self, job: Callable[[], TrainedRound]) -> Future[TrainedRound]:
         self._learner.cancelled.clear()
         self.hold(self._held)
         submitted = self._worker.submit(job)

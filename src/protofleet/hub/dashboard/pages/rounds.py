@@ -102,7 +102,8 @@ def _lanes(run: RunSnapshot, times: RoundTimes, now_s: float) -> tuple[list[Lane
         if name in taken:
             seconds[name] = max(0.0, taken[name] - times.opened_s)
         else:  # the event is gone from the stream: what the device itself has measured
-            seconds[name] = sum(phases.values()) if phases else None
+            beside = phases.get("gate", 0.0)  # went on meanwhile
+            seconds[name] = sum(phases.values()) - beside if phases else None
     is_open = times.seconds is None
     until = now_s - times.opened_s if is_open else times.seconds or 0.0
     known = [one for one in seconds.values() if one is not None]
