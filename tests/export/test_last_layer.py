@@ -13,6 +13,7 @@ from protofleet.bundle.manifest import PENULTIMATE
 from protofleet.edge import LocalData
 from protofleet.edge.learning.personalise import personalise
 from protofleet.errors import InputError
+from protofleet.export.classifier.parts import find_parts
 from protofleet.export.models import build_model
 from protofleet.runtime import open_programs
 
@@ -45,12 +46,26 @@ def _tells(bundle):
     return any(port.key == PENULTIMATE for port in bundle.manifest.programs["features"].outputs)
 
 
-def test_of_a_transformer_whose_head_has_two_layers_the_last_learns(tmp_path):
-    model = build_model("hart", classes=3, kernels=(3, 15), width=32, head_width=16, heads=2)
-    bundle, programs = _exported(tmp_path, model, (128, 6))
+class _Encoder(nn.Module):
+    """As HART is made: its own features, and a head of two dense layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(5, 8)
+        self.head = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+    def features(self, x):
+        return torch.tanh(self.body(x))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_of_a_head_of_two_layers_the_last_learns(tmp_path):
+    bundle, programs = _exported(tmp_path, _Encoder(), (5,))
     network = bundle.model().network
     assert _tells(bundle)
-    fitted = personalise(bundle, programs, _data((128, 6), programs, network))
+    fitted = personalise(bundle, programs, _data((5,), programs, network))
     assert fitted.head.weight.shape == (3, 16)
     changed = {
         name
@@ -58,11 +73,16 @@ def test_of_a_transformer_whose_head_has_two_layers_the_last_learns(tmp_path):
         if not np.array_equal(value, fitted.network.params[name])
     }
     assert changed == {"head.3.weight", "head.3.bias"}
-    x = _data((128, 6), programs, network).own.x_test
+    x = _data((5,), programs, network).own.x_test
     inputs = programs.into_last_layer(network, x)
     np.testing.assert_allclose(
         programs.predict(fitted.network, x), fitted.head(inputs), rtol=1e-4, atol=1e-5
     )
+
+
+def test_hart_is_made_so():
+    model = build_model("hart", classes=3, kernels=(3, 15), width=32, head_width=16, heads=2)
+    assert find_parts(model, torch.zeros(2, 128, 6)).last == "head.3"
 
 
 @pytest.mark.parametrize("head", ["1", None])
