@@ -178,6 +178,7 @@ def test_a_learning_rate_is_chosen_alike_though_an_actor_is_lost_meanwhile(
     assert ours.settings["optimiser"]["lr"] == ours.calibration.lr
 
 
+@pytest.mark.full_size
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(400)
 def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):
