@@ -65,6 +65,7 @@ const PICTURES: readonly Picture[] = [
   { name: "data-file", status: TRAINING, hash: "#/data", act: (page) => page.getByRole("tab", { name: "File" }).click() },
   { name: "data-file-refused", status: TRAINING, hash: "#/data", act: wrongFile },
   { name: "data-file-hint", status: TRAINING, hash: "#/data", act: doubtfulFile },
+  { name: "data-files", status: TRAINING, hash: "#/data", act: severalFiles },
   { name: "data-clear", status: TRAINING, hash: "#/data", act: press("Delete all examples") },
   { name: "sent-empty", status: JOINED, hash: "#/sent" },
   { name: "sent", status: TRAINING, hash: "#/sent" },
@@ -129,6 +130,19 @@ async function doubtfulFile(page: Page): Promise<void> {
     buffer: Buffer.from(["Timestamp,acc_x,acc_y,acc_z,gyro_x,gyro_y,gyro_z,label", ...rows].join("\n")),
   });
   await page.getByText("examples added").waitFor();
+}
+
+async function severalFiles(page: Page): Promise<void> {
+  await page.getByRole("tab", { name: "File" }).click();
+  const rows = Array.from({ length: 400 }, (_, k) => `${k * 20},0,${(k % 3) / 10},1`);
+  const table = (axes: string): Buffer => Buffer.from([`time_ms,${axes}`, ...rows].join("\n"));
+  await page.locator("input[type=file]").setInputFiles([
+    { name: "Accelerometer.csv", mimeType: "text/csv", buffer: table("x,y,z") },
+    { name: "Gyroscope.csv", mimeType: "text/csv", buffer: table("x,y,z") },
+    { name: "Annotation.csv", mimeType: "text/csv", buffer: Buffer.from("time_ms,text\n0,walking\n") },
+    { name: "notes.txt", mimeType: "text/plain", buffer: Buffer.from("what I did\n") },
+  ]);
+  await page.getByText("examples added").first().waitFor();
 }
 
 /** As tall as its content, so that what is fixed to the screen's edges stands at them. */

@@ -388,6 +388,7 @@ export const CSV = {
 /** What is wrong with an NPZ. */
 /** What is wrong with recordings. */
 export const RECORDINGS = {
+  others: (names: string) => `Not used: ${names}.`,
   many: (most: number, got: number) => `recordings: expected at most ${most} tables, got ${got}`,
   none: (where: string) => `${where}: no table in it; expected files that end in .csv, .tsv or .txt`,
   explodes: (where: string, packed: number, size: number) => `${where} unpacks ${packed} bytes to ${size}, which no recording does`,

@@ -28,6 +28,8 @@ export interface SensorTables {
   readonly tables: readonly Look[];
   /** Tables of what the person has marked. */
   readonly marks: readonly { readonly file: RecordingFile; readonly table: AnnotationTable }[];
+  /** Names of tables that are neither. */
+  readonly others: readonly string[];
 }
 
 /**
@@ -55,12 +57,13 @@ export async function sensorTables(files: readonly RecordingFile[], form: Form):
     const table = own.length === 0 && sensorsIn(file.name).length === 0 ? AnnotationTable.of(header) : null;
     return table === null ? [] : [{ file, table }];
   });
-  return { tables, marks };
+  const used = new Set([...tables, ...marks].map(({ file }) => file));
+  return { tables, marks, others: files.filter((file) => !used.has(file)).map(({ where }) => where) };
 }
 
 /** Its windows; throws InputError: a table cannot be read, or the sensors never overlap. */
-export async function readSensorTables({ tables, marks }: SensorTables, form: Form): Promise<CsvExamples> {
-  const hints: string[] = [];
+export async function readSensorTables({ tables, marks, others }: SensorTables, form: Form): Promise<CsvExamples> {
+  const hints = others.length > 0 ? [RECORDINGS.others(others.join(", "))] : [];
   const sensors: SensorSamples[] = [];
   for (const { file, channels } of tables) {
     sensors.push(await readSensor(await file.pieces(), file.where, partOf(form, channels), file.name));

@@ -58,7 +58,8 @@ test("sensors that were chosen one by one are one recording", async () => {
   const files = [table("Gyroscope.csv", "time_ms,x,y,z"), table("walk acc.csv", "time_ms,x,y,z")];
   await assert.rejects(readFiles(files, FORM), /expected examples with a label/);
   const marks = new File(["time_ms,label\n0,walk\n"], "marks.csv");
-  const { found, refused } = await readFiles([...files, marks], FORM);
+  const { found, refused } = await readFiles([...files, marks, new File(["what I did\n"], "notes.txt")], FORM);
+  assert.match(found[0]!.examples.hints[0]!, /^Not used: 'notes.txt'.$/);
   assert.deepEqual([found.length, refused], [1, []]);
   assert.equal(new Set(Array.from(found[0]!.examples.parts[0]!.examples.y.data, Number)).size, 1);
 });
