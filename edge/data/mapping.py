@@ -16,7 +16,14 @@ from pathlib import Path
 import msgspec
 
 from protofleet.bundle.manifest import Manifest
-from protofleet.edge.data.columns import LABEL, is_label, meanings, time_named, unit_part
+from protofleet.edge.data.columns import (
+    LABEL,
+    is_label,
+    meanings,
+    seconds_in,
+    time_named,
+    unit_part,
+)
 from protofleet.edge.data.csv_rows import Row
 from protofleet.errors import InputError, MissingDataError
 
@@ -146,6 +153,9 @@ def _guessed(header: Sequence[str], manifest: Manifest, named: str) -> Iterator[
     known = _meant(manifest)
     meant = meanings(header, manifest.preprocessing.channels, named)
     times = time_named(header, manifest.preprocessing.channels)
+    timed = [name for name in header if unit_part(name) and seconds_in(name)]
+    if times is None and len(timed) == 1:
+        times = timed[0]  # seconds or the like, in whatever language
     for name in header:
         if name in known:
             yield name, name
