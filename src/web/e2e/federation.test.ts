@@ -50,6 +50,7 @@ describe("a person's phone beside two Python devices, at the embedded broker", {
     await person.looksAround("sent");
     await person.go("Your data");
     const share = federation.examples("phone").y.length / 3;
+    await page.locator(".counts li").first().waitFor(); // the screen is there before its numbers
     const counts = (await page.locator(".counts li").allInnerTexts()).map((text) => Number(/\d+$/.exec(text.trim())));
     assert.deepEqual(counts, [share, share, share]);
     await person.looksAround("data");
