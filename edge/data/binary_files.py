@@ -56,8 +56,8 @@ class BinaryTable:
 
 def _line(cells: Sequence[Any]) -> bytes:
     texts = ("" if one != one else str(one) for one in cells)  # noqa: PLR0124 - a NaN is no value
-    quoted = (f'"{one.replace(chr(34), chr(39))}"' if "," in one else one for one in texts)
-    return (",".join(one.replace("\n", " ") for one in quoted) + "\n").encode()
+    plain = (one.replace("\n", " ").replace('"', "'") for one in texts)
+    return (",".join(f'"{one}"' if "," in one else one for one in plain) + "\n").encode()
 
 
 def is_binary(path: Path) -> bool:
@@ -90,9 +90,8 @@ def _edf(path: Path) -> list[BinaryTable]:
     import pyedflib  # noqa: PLC0415 - only such files need it
 
     with pyedflib.EdfReader(str(path)) as file:
-        begun = (
-            file.getStartdatetime().replace(tzinfo=dt.UTC).timestamp()
-        )  # as all that say no zone
+        # In UTC, as other times that say no zone.
+        begun = file.getStartdatetime().replace(tzinfo=dt.UTC).timestamp()
         rates = file.getSampleFrequencies().tolist()
         signals = sorted(range(file.signals_in_file), key=lambda k: (rates[k], k))
         tables = [

@@ -318,15 +318,16 @@ def _factors(
     for name, channel in meant.items():
         if not (unit := _unit_in(name)):
             continue
-        said, declared = unit["unit"].strip().lower(), preprocessing.unit(channel)
+        said, declared = unit["unit"].strip().lower(), _declared(preprocessing, channel)
         factor = _factor(said, channel, preprocessing)
         found[channel] = 1.0 if factor is None else factor
-        if said == (declared or "").lower() or (factor is not None and math.isclose(factor, 1)):
+        if said == declared or (factor is not None and math.isclose(factor, 1)):
             continue
         if factor is not None:
             how = f"times {factor:.5g}, as the bundle's"
         elif declared:
-            how = f"as they are, since nothing is known of the bundle's {declared} and this one"
+            own = preprocessing.unit(channel)
+            how = f"as they are, since nothing is known of the bundle's {own} and this one"
         else:
             how = "as they are, since the bundle does not tell its unit"
         told.setdefault(f"in {unit['unit']}, taken {how}", []).append(channel)
@@ -359,6 +360,12 @@ def _gravity(header: Sequence[str], meant: Mapping[str, str], manifest: Manifest
     return Gravity(channels=channels, unit=unit) if has_gravity else None
 
 
+def _declared(preprocessing: Preprocessing, channel: str) -> str | None:
+    """The unit that a bundle says, in small letters."""
+    unit = preprocessing.unit(channel)
+    return None if unit is None else unit.strip().lower()
+
+
 def _is_plain(preprocessing: Preprocessing) -> bool:
     """Whether examples are not normalised."""
     return not any(preprocessing.mean) and set(preprocessing.std) == {1.0}
@@ -370,9 +377,9 @@ def _unit_of(quantity: _Quantity, preprocessing: Preprocessing, channel: str) ->
     What the bundle says, or else by the root mean square of the length of the vector: gravity is 1
     or 9.8, and nobody turns by hundreds of radians in a second.
     """
-    declared = preprocessing.unit(channel)
+    declared = _declared(preprocessing, channel)
     if declared is not None:
-        return quantity.units.get(declared.lower())
+        return quantity.units.get(declared)
     mean, std = preprocessing.mean, preprocessing.std
     if _is_plain(preprocessing):
         return None

@@ -28,6 +28,7 @@ from protofleet.edge.data.csv_rows import Row
 from protofleet.errors import InputError, MissingDataError
 
 TIME = "time"
+_TIMES = {1.0: "time_s", 1e-3: "time_ms"}
 _MOST_LABELS = 50
 _HEADER = """\
 # What the columns of '{name}' are. A name on the right is one of
@@ -53,7 +54,7 @@ class TableMapping:
     """What a person has said of tables.
 
     Attributes:
-        columns: by a column's name, what it is.
+        columns: by a column's name, what it is; '': nothing that is used.
         labels: by a label, which class it is.
     """
 
@@ -65,7 +66,7 @@ class TableMapping:
         first = True
         for rows in blocks:
             if first and self.columns and rows:
-                names = [self._named(cell) for cell in rows[0].cells]
+                names = [self._named(cell, k) for k, cell in enumerate(rows[0].cells, 1)]
                 yield [replace(rows[0], cells=names), *self._labelled(rows[1:])]
             else:
                 yield self._labelled(rows)
@@ -75,9 +76,13 @@ class TableMapping:
         """By words that may stand in a name, the class that is meant."""
         return {**{name: name for name in classes}, **self.labels}
 
-    def _named(self, cell: str) -> str:
-        meant = self.columns.get(cell.strip(), "")
-        return f"{meant}{unit_part(cell)}" if meant else cell
+    def _named(self, cell: str, number: int) -> str:
+        meant = self.columns.get(cell.strip())
+        if meant is None:
+            return cell
+        if meant == TIME:  # by a name that goes before all others that sound like times
+            return _TIMES.get(seconds_in(cell) or 0.0, TIME)
+        return f"{meant}{unit_part(cell)}" if meant else f"unused {number}"
 
     def _labelled(self, rows: list[Row]) -> list[Row]:
         if not self.labels:
@@ -114,7 +119,7 @@ def read_mapping(path: Path, manifest: Manifest) -> TableMapping:
                     f"\"\", got '{meant}'"
                 )
     return TableMapping(
-        columns={name.strip(): meant for name, meant in found.columns.items() if meant},
+        columns={name.strip(): meant for name, meant in found.columns.items()},
         labels={name.strip(): meant for name, meant in found.labels.items() if meant},
     )
 

@@ -83,9 +83,10 @@ def recording_files(
             raise MissingDataError(f"data '{path}': no such file or folder")
         tables = list(_tables(path, alone=len(sources) == 1))
         if not tables:
+            known = TABLES | BINARY if path.is_dir() else TABLES  # a zip is not unpacked for them
             raise MissingDataError(
                 f"data '{path}': no table in it; expected files that end in "
-                f"{', '.join(sorted(TABLES | BINARY))}"
+                f"{', '.join(sorted(known))}"
             )
         found += tables
     if len(found) > MOST_FILES:

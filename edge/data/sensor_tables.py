@@ -22,6 +22,7 @@ from protofleet.edge.data.joined_sensors import (
     read_sensor,
 )
 from protofleet.edge.data.recording_files import RecordingFile
+from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ class SensorTables:
             with file.open() as stream:
                 _, *rows = chain.from_iterable(file.rows(stream))
                 found += table.marks(rows, manifest, file.where, sensors) if rows else []
-        if not found:
+        # Notes of a device, such as "recording starts", say nothing of classes.
+        if all(label == NO_LABEL for _, label in found):
             found = next((list(one.marks) for one in sensors if one.marks), [])
         label = self.tables[0].file.label(manifest.classes, of_folder=True)
         if not found and label is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.data.examples import load_examples
 from protofleet.edge.data.recording_files import recording_files
 from protofleet.edge.data.unbundled import manifest_for
-from protofleet.errors import InputError
+from protofleet.errors import InputError, MissingDataError
 
 pytest.importorskip("pyedflib")
 
@@ -112,6 +113,19 @@ def test_a_folder_may_hold_some_and_their_names_say_the_class(tmp_path):
     _edf(tmp_path / "rec" / "still.edf")
     _, y = _read(tmp_path / "rec", _manifest(("hr",)))
     assert sorted(set(y)) == [0, 1]
+
+
+def test_notes_of_a_device_do_not_hide_the_class_in_a_name(tmp_path):
+    _edf(tmp_path / "walk.edf", annotations=[(0, 0, 'Recording "starts", now')])
+    _, y = _read(tmp_path / "walk.edf", _manifest(("hr",)))
+    assert set(y) == {1}
+
+
+def test_a_zip_is_not_unpacked_for_it_and_says_so(tmp_path):
+    with zipfile.ZipFile(tmp_path / "night.zip", "w") as archive:
+        archive.write(_edf(tmp_path / "night.edf"), "night.edf")
+    with pytest.raises(MissingDataError, match=r"expected files that end in \.csv, \.tsv, \.txt$"):
+        recording_files([str(tmp_path / "night.zip")])
 
 
 def _chunk(tag, content):

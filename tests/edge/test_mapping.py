@@ -163,8 +163,22 @@ def test_a_mapping_renames_the_first_row_alone():
     mapping = TableMapping(columns={"a": "acc_x"}, labels={"b": "walk"})
     first, *rest = [row for rows in mapping.rows([[], list(_rows("a [g],a\na,b"))]) for row in rows]
     assert first.cells == ["a [g]", "acc_x"]
+    other = TableMapping(columns={"t [ns]": "time", "u [s]": "time", "b": ""})
+    (head, *_), *_ = other.rows([list(_rows("t [ns],u [s],b"))])
+    assert head.cells == ["time", "time_s", "unused 3"]
     assert [row.cells for row in rest] == [["a", "walk"]]
     assert msgspec.json.encode(mapping.classes(("walk",))) == b'{"walk":"walk","b":"walk"}'
+
+
+def test_a_person_s_word_goes_before_what_names_sound_like(manifest, tmp_path):
+    """Another column of times, and one that is called Activity, are said to be neither."""
+    head = "timestamp,clock [ms],Activity,acc_x,acc_y,acc_z,was"
+    rows = [f"{7 * k},{100 * k},still,0,0,1,walk" for k in range(200)]
+    (tmp_path / "two.csv").write_text("\n".join([head, *rows, ""]))
+    text = '[columns]\n"clock [ms]" = "time"\n"Activity" = ""\n"was" = "label"\n'
+    x, y = _read([tmp_path / "two.csv"], manifest, text, tmp_path)
+    assert len(x) == 19
+    assert set(y) == {1}
 
 
 def test_python_takes_a_mapping(table, manifest, tmp_path):

@@ -6,7 +6,7 @@ import { AnnotationTable, type Mark, spanOf } from "./annotations.ts";
 import { channelsIn, sensorsIn } from "./columns.ts";
 import { type CsvExamples, windowBlock } from "./csv.ts";
 import { type Row, rowBlocks } from "./csv_rows.ts";
-import type { Form } from "./examples.ts";
+import { type Form, NO_LABEL } from "./examples.ts";
 import { labelIn, type RecordingFile } from "./recording_files.ts";
 import type { IntakeCounters } from "./resampler.ts";
 import { readSensor, type SensorSamples } from "./sensor_samples.ts";
@@ -74,6 +74,8 @@ export async function readSensorTables({ tables, marks, others }: SensorTables, 
     const [, ...rows] = await allRows(file);
     if (rows.length > 0) found.push(...table.marks(rows, form.classes, file.where, sensors, hints));
   }
+  // Notes of a device, such as "recording starts", say nothing of classes.
+  if (found.every(([, label]) => label === NO_LABEL)) found.splice(0);
   if (found.length === 0) found.push(...(sensors.find((one) => one.marks.length > 0)?.marks ?? []));
   const label = labelIn(tables[0]!.file.parts.slice(0, -1), form.classes);
   if (found.length === 0 && label !== null) {
