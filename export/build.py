@@ -38,6 +38,7 @@ from protofleet.export.catalogue import InputDecl
 from protofleet.export.classifier import Parts, find_parts
 from protofleet.export.classifier.heads import unfit_head
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
+from protofleet.export.large_tables import large_tables_as_buffers
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, Objective
 from protofleet.export.parity import (
@@ -48,7 +49,9 @@ from protofleet.export.parity import (
     failures_told,
 )
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
+from protofleet.export.rewritten import rewritten_as_buffers
 from protofleet.export.tflite import tflite_runner
+from protofleet.export.training_mode import autocast_line
 from protofleet.tensors import Layout, TaskName
 from protofleet.tensors.blobs import encode
 
@@ -104,6 +107,7 @@ class ExportReport:
         params: number of trained values.
         state: number of other values.
         left_out: formats that could not be written, and why.
+        notes: what devices do otherwise than the model as it is written.
     """
 
     digest: str
@@ -112,6 +116,7 @@ class ExportReport:
     params: int
     state: int
     left_out: Mapping[Format, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @plain_python()
@@ -134,12 +139,20 @@ def export_bundle(
     example = example_of(spec.preprocessing, 2)
     expected = checks.expected_output(spec.task, spec.classes or spec.targets)
     checks.check_model(model, example, expected, allow_probabilities=spec.allow_probabilities)
+    with large_tables_as_buffers(model, example), rewritten_as_buffers(model, example):
+        return _export(model, spec, out, key)
+
+
+def _export(model: nn.Module, spec: BundleSpec, out: Path, key: Ed25519PrivateKey) -> ExportReport:
+    """Of a model that can be exported, with all of its fixed tables as buffers."""
     captured = capture_programs(model, spec)
     written = write_programs(captured, spec.formats)
     params, buffers = initial_values(model)
     files = written.files()
     manifest = _manifest(spec, captured, written, (params, buffers))
-    manifest = _with_min_batch(manifest, checks.smallest_batch(model, example))
+    example = example_of(spec.preprocessing, 2)
+    least = checks.smallest_batch(model, example)
+    manifest = _with_min_batch(manifest, least)
     records = tuple(
         check_parity(
             model,
@@ -161,7 +174,13 @@ def export_bundle(
         params=sum(value.size for value in params.values()),
         state=sum(value.size for value in buffers.values()),
         left_out=written.left_out,
+        notes=_notes(model, example),
     )
+
+
+def _notes(model: nn.Module, x: Tensor) -> tuple[str, ...]:
+    line = autocast_line(model, x)
+    return (f"{line}: devices compute in float32 what autocast would narrow",) if line else ()
 
 
 def _runners(

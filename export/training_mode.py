@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
+from protofleet.export.capture.override_python import autocast_by
 from protofleet.export.functional import call_with
-from protofleet.export.source_locations import forward_of, labelled
+from protofleet.export.source_locations import forward_of, labelled, line_here
 
 _SAME = 1e-4
 """Of outputs, as threads may add numbers in another order."""
@@ -123,6 +124,14 @@ def trained_once(
         output = call_with(model, buffers, x)
     written = (n for n, v in buffers.items() if v is not given[n] or v._version)  # noqa: SLF001 - no public way to ask
     return TrainedOnce(output=output, buffers=buffers, written=frozenset(written))
+
+
+def autocast_line(model: nn.Module, x: Tensor) -> str:
+    """The user's line that enters autocast in a forward pass, ``file:number``; '' if none does."""
+    lines: list[str] = []
+    with autocast_by(lambda: lines.append(line_here() or "model")):
+        trained_once(model, x)
+    return lines[0] if lines else ""
 
 
 @contextmanager

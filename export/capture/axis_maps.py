@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from protofleet.export.capture.limits import MAX_CONSTANT_BYTES
+
 Row = Sequence[tuple[int, float]]
 """Places on the axis, and the weight of each."""
 
@@ -51,6 +53,11 @@ def combine(x: Tensor, axis: int, rows: Sequence[Row]) -> Tensor:
     """Apply a map to an axis of fixed size."""
     axis %= x.dim()
     taps = max(1, *(len(row) for row in rows))
+    if 4 * taps * len(rows) > MAX_CONSTANT_BYTES and all(w == 1 for row in rows for _, w in row):
+        # Weights of 0 where a row ends early would be a larger constant than a program may hold.
+        size = int(x.shape[axis])
+        rows = [[*row, *[(size, 1.0)] * (taps - len(row))] for row in rows]
+        x = torch.cat((x, torch.zeros_like(x.narrow(axis, 0, 1))), axis)
     filled = [[*row, *[(row[-1][0] if row else 0, 0.0)] * (taps - len(row))] for row in rows]
     found = take(x, axis, [place for row in filled for place, _ in row])
     weights = [[weight for _, weight in row] for row in filled]

@@ -23,6 +23,7 @@ from protofleet.export.capture import (
     override_order,
     override_python,
     override_recurrent,
+    override_sampling,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
 from protofleet.export.source_locations import is_users
@@ -34,6 +35,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_order.FUNCTIONS,
     **override_python.FUNCTIONS,
     **override_recurrent.FUNCTIONS,
+    **override_sampling.FUNCTIONS,
 }
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, fx
 
 from protofleet.bundle.manifest import Port, Role
 from protofleet.errors import ExportError
+from protofleet.export.capture.limits import MAX_CONSTANT_BYTES, MAX_TABLE_BYTES
+from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, shape_template
 
 _COPIES = {
@@ -24,9 +26,6 @@ _DTYPES: dict[torch.dtype, Literal["float32", "int64"]] = {
     torch.float32: "float32",
     torch.int64: "int64",
 }
-_MAX_CONSTANT_BYTES = 65536
-MAX_TABLE_BYTES = 1 << 24
-"""Of whole numbers, such as those of rows that are looked up: they belong to the program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +73,8 @@ def finish(
         else:
             constants[node.name] = port
     _order_placeholders(graph, constants)
-    for name, value in constants.items():
-        _check_constant(name, value)
+    for node in graph.find_nodes(op="placeholder")[: len(constants)]:
+        _check_constant(node, constants[node.name])
     trace.graph.recompile()
     return tuple(inputs), outputs, constants
 
@@ -195,22 +194,22 @@ def holds_infinity(value: Tensor) -> bool:
     return bool(torch.isinf(value).any())
 
 
-def _check_constant(name: str, value: Tensor) -> None:
+def _check_constant(node: fx.Node, value: Tensor) -> None:
     table = not value.is_floating_point()
-    most = MAX_TABLE_BYTES if table else _MAX_CONSTANT_BYTES
-    if value.nbytes > most:
-        if table:
-            raise ExportError(
-                f"constant '{name}' of shape {tuple(value.shape)}: expected a table of at most "
-                f"{most} bytes, got {value.nbytes}: make it in forward, as of torch.arange"
-            )
+    most = MAX_TABLE_BYTES if table else MAX_CONSTANT_BYTES
+    if value.nbytes <= most:
+        return
+    place = next((place_of(user) for user in node.users), "model")
+    if table:
+        remedy = "make it in forward, as of torch.arange"
+    elif holds_infinity(value):
         remedy = (
-            "make it in forward, as torch.full(…).triu(1), or of finite numbers (a mask: -1e9) in a"
-            if holds_infinity(value)
-            else "register it as a"
+            "make it in forward, as torch.full(…).triu(1), or of finite numbers (a mask: -1e9) in "
+            "a persistent float32 buffer, so that the bundle holds it once"
         )
-        raise ExportError(
-            f"constant '{name}' of shape {tuple(value.shape)}: expected at most "
-            f"{most} bytes, got {value.nbytes}: {remedy} persistent float32 "
-            "buffer, so that it travels with the parameters"
-        )
+    else:
+        remedy = "register it as a persistent float32 buffer, so that the bundle holds it once"
+    raise ExportError(
+        f"{place}: constant of shape {tuple(value.shape)}: expected at most {most} bytes, got "
+        f"{value.nbytes}: {remedy}"
+    )

@@ -23,9 +23,10 @@ from torch.nn import functional
 
 from protofleet.errors import ExportError
 from protofleet.export.capture.complex_pairs import Complex, parts
+from protofleet.export.capture.limits import MAX_CONSTANT_BYTES
 
 MAX_WINDOW = 1024
-_MAX_CONSTANT = 16384  # numbers of float32: 64 KiB
+_MAX_CONSTANT = MAX_CONSTANT_BYTES // 4  # numbers of float32
 _DIRECT = 256 * 129  # entries of a matrix up to which one product is the faster way
 
 Pair = tuple[Tensor, Tensor | None]

@@ -91,6 +91,27 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
     return input
 
 
+def _logcumsumexp(input: Tensor, dim: int) -> Any:  # noqa: A002 - the function's signature
+    """As ``_cumprod``: PyTorch's gradient takes logarithms of gradients, which may be 0."""
+    if not isinstance(input.shape[dim], int):
+        return NotImplemented
+    by = 1
+    while by < int(input.shape[dim]):
+        input = _log_of_sum(input, _shifted(input, dim, by, -math.inf))  # noqa: A001 - as above
+        by *= 2
+    return input
+
+
+def _log_of_sum(a: Tensor, b: Tensor) -> Tensor:
+    """log(exp a + exp b), where both may be -∞ too."""
+    # Whatever is subtracted and added again has no gradient.
+    most = torch.maximum(a, b).detach().clamp(min=torch.finfo(a.dtype).min)
+    total = (a - most).exp() + (b - most).exp()
+    some = total > 0
+    logarithm = torch.where(some, total, torch.ones_like(total)).log()
+    return most + torch.where(some, logarithm, torch.full_like(total, -math.inf))
+
+
 def _running(
     earlier_wins: Callable[[Tensor, Tensor], Tensor], worst: float, named: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -148,6 +169,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.interpolate: _interpolate,
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
     **dict.fromkeys((torch.cumprod, Tensor.cumprod), _cumprod),
+    **dict.fromkeys((torch.logcumsumexp, Tensor.logcumsumexp), _logcumsumexp),
     **dict.fromkeys((torch.cummax, Tensor.cummax), _cummax),
     **dict.fromkeys((torch.cummin, Tensor.cummin), _cummin),
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),

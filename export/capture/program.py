@@ -24,6 +24,10 @@ from protofleet.export.capture.tracing import Trace, trace
 from protofleet.export.classifier import ClassifierView, Parts, find_parts
 from protofleet.export.functional import call_with
 from protofleet.export.objectives import Inputs, Objective
+from protofleet.strategies.training import REWRITTEN
+
+SETS_PARAMETERS = "_protofleet_sets_parameters"
+"""Attribute of a module: own parameters that its forward pass sets, each of which has a buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class ModelTensors:
     Attributes:
         params: trained: ``requires_grad``.
         buffers: float32 tensors that are not trained: persistent buffers and frozen parameters.
+        rewritten: those of the parameters that a forward pass sets and ``SETS_PARAMETERS`` names.
         constants: the remaining buffers (counters, masks); embedded where a program reads it.
             Among them are persistent ones that hold an infinity: what travels is finite.
     """
@@ -40,6 +45,7 @@ class ModelTensors:
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
     constants: dict[str, Tensor]
+    rewritten: list[str] = field(default_factory=list)
 
     def all(self) -> dict[str, Tensor]:
         """Parameters, buffers and constants, in this order."""
@@ -86,6 +92,9 @@ def model_tensors(model: nn.Module) -> ModelTensors:
     for name, buffer in model.named_buffers():
         travels = name in kept and buffer.dtype == torch.float32 and not holds_infinity(buffer)
         (tensors.buffers if travels else tensors.constants)[name] = buffer
+    for path, module in model.named_modules():
+        for own in vars(module).get(SETS_PARAMETERS, ()):
+            tensors.rewritten.append(f"{path}.{own}" if path else own)
     return tensors
 
 
@@ -270,6 +279,7 @@ class _Pure:
         values = iter(args)
         fixed = (*self.tensors.buffers, *self.tensors.constants)
         params = {f"model.{n}": next(values).detach() for n in self.tensors.params}
+        params |= {f"model.{n}": params[f"model.{n}"].clone() for n in self.tensors.rewritten}
         others = {f"model.{n}": next(values).clone() for n in fixed}
         return params, others, dict(zip(self.keys, values, strict=True))
 
@@ -278,6 +288,8 @@ class _Pure:
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         with ProgramFunctions(), symbolic_lengths(self.joint.model):
             loss, outputs = call_with(self.joint, tensors, batch)
+        for name in self.tensors.rewritten:
+            tensors[f"model.{name}{REWRITTEN}"] = tensors[f"model.{name}"].detach()
         self.output_keys = tuple(outputs)
         return loss, outputs
 

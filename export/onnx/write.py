@@ -31,14 +31,13 @@ from torch.utils import _pytree as pytree
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.capture.graph_ports import MAX_TABLE_BYTES
+from protofleet.export.capture.limits import MAX_CONSTANT_BYTES, MAX_TABLE_BYTES
 from protofleet.export.capture.source import place_of
 from protofleet.export.onnx import alp, recurrent
 from protofleet.export.onnx.registry import shared_registry
 
 OPSET = 18
 _ORIGIN = "pkg.torch.onnx.fx_node"
-_MAX_INITIALISER_BYTES = 65536
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16})
 
 
@@ -119,7 +118,7 @@ def _simplify(model: ir.Model) -> None:
     everything else together.
     """
     # What is larger than an initialiser may be stays an operator: a table of zeros, for example.
-    limit = _MAX_INITIALISER_BYTES // 8
+    limit = MAX_CONSTANT_BYTES // 8
     fold_constants(model, onnx_shape_inference=False, output_size_limit=limit)
     passes.Sequential(
         common.IdentityEliminationPass(),
@@ -304,10 +303,10 @@ def _check(model: onnx.ModelProto, program: CapturedProgram) -> None:
     onnx.checker.check_model(model, full_check=False)
     for tensor in model.graph.initializer:
         floats = tensor.data_type in _FLOATS
-        if tensor.ByteSize() > (_MAX_INITIALISER_BYTES if floats else 2 * MAX_TABLE_BYTES):
+        if tensor.ByteSize() > (MAX_CONSTANT_BYTES if floats else 2 * MAX_TABLE_BYTES):
             raise ExportError(
                 f"initialiser '{tensor.name}' of shape {list(tensor.dims)}: expected no constant "
-                f"above {_MAX_INITIALISER_BYTES} bytes: register it as a persistent buffer"
+                f"above {MAX_CONSTANT_BYTES} bytes: register it as a persistent buffer"
             )
     _check_names(model.graph.input, program.inputs)
     _check_names(model.graph.output, program.outputs)

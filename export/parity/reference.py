@@ -23,9 +23,11 @@ from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
 from protofleet.export.capture.alp_nodes import node_attributes
 from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
+from protofleet.export.capture.override_python import DataInPlace
 from protofleet.export.classifier import ClassifierView
 from protofleet.export.models.alp import assignment_scores, members, transport_plan
 from protofleet.export.parity.inputs import Arrays, draw_inputs
+from protofleet.strategies.training import REWRITTEN
 
 _SAME = 1e-5
 
@@ -60,6 +62,7 @@ class Reference:
         self._program, self._dtype, self._tokens = program, dtype, tokens
         tensors = model_tensors(self._model)
         keys = (*tensors.params, *tensors.buffers)
+        self._rewritten = tensors.rewritten
         self._model.to(dtype)
         named = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         # Views into the copy: writing to them sets the module's tensors.
@@ -91,8 +94,10 @@ class Reference:
                 noise[int(port.key)] = self._tensor(feed[port.name])
         self._model.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(program.objective is not None):
-            with explicit_noise(_replay(noise)), _alp_margins() as margins:
+            with explicit_noise(_replay(noise)), _alp_margins() as margins, DataInPlace():
                 loss, outputs = self._evaluated(batch)
+            for name in self._rewritten:
+                self._tensors[name + REWRITTEN].copy_(self._tensors[name])
             if loss is not None:
                 loss.backward()  # type: ignore[no-untyped-call]
         return self._results(loss, outputs), min(margins, default=1.0)

@@ -25,6 +25,7 @@ from protofleet.export.capture.noise import Distribution, explicit_noise
 from protofleet.export.formats import FORMATS, Format
 from protofleet.export.sweep.cases import CLASSES, SweepCase, classifier
 from protofleet.runtime import open_programs
+from protofleet.strategies.training import REWRITTEN
 from protofleet.strategies.types import Batch, GradFn
 from protofleet.tensors import Network
 
@@ -163,6 +164,9 @@ def _losses(step: GradFn, network: Network, batch: Batch) -> list[float]:
     for _ in range(_STEPS):
         result = step(network, batch, np.random.default_rng(0))
         losses.append(result.loss)
+        for name in network.params:
+            if name + REWRITTEN in result.buffers:
+                network.params[name][...] = result.buffers[name + REWRITTEN]
         length = float(np.linalg.norm(result.grads.buffer))
         network.params.buffer[:] -= _LARGEST_STEP / max(1.0, length) * result.grads.buffer
         network = Network(params=network.params, buffers=result.buffers)

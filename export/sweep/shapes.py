@@ -72,6 +72,15 @@ def _resized(name: str, input_shape: tuple[int, ...], **options: object) -> Swee
     )
 
 
+def _sampled(x: Tensor, mode: str) -> Tensor:
+    """An image moved by a map that its own first numbers say."""
+    grid = functional.affine_grid(
+        x.flatten(1)[:, :6].reshape(-1, 2, 3), list(x.shape), align_corners=False
+    )
+    moved: Tensor = functional.grid_sample(x, grid, mode=mode, align_corners=False)
+    return moved
+
+
 _INTERPOLATIONS = (
     _resized("nearest, 1-d, scale 2", _SIGNAL, scale_factor=2),
     _resized("nearest, 2-d, size", _IMAGE, size=(9, 4)),
@@ -92,6 +101,8 @@ _INTERPOLATIONS = (
     _resized("area, 1-d", _SIGNAL, size=5, mode="area"),
     _resized("area, 2-d", _IMAGE, size=(4, 3), mode="area"),
     _module("Upsample", _SIZES, nn.Upsample(scale_factor=(2, 3), mode="bilinear"), _IMAGE),
+    function("affine_grid, grid_sample", _SIZES, lambda x: _sampled(x, "bilinear"), _IMAGE),
+    function("grid_sample, nearest", _SIZES, lambda x: _sampled(x, "nearest"), _IMAGE),
     _module("PixelShuffle", _SIZES, nn.PixelShuffle(2), (8, 3, 4)),
     _module("PixelUnshuffle", _SIZES, nn.PixelUnshuffle(2), (2, 4, 6)),
 )
@@ -223,6 +234,7 @@ _ORDERED = (
     function("topk, axis 1, smallest", _ORDER, lambda x: x.topk(2, 1, largest=False)[0]),
     function("cumsum", _ORDER, lambda x: x.cumsum(-1)),
     function("cumprod", _ORDER, lambda x: x.cumprod(1)),
+    function("logcumsumexp", _ORDER, lambda x: x.logcumsumexp(-1)),
     function("diff", _ORDER, lambda x: x.diff(dim=-1)),
     function("max over an axis", _ORDER, lambda x: x.max(-1)[0]),
     function("min over an axis", _ORDER, lambda x: x.min(1)[0]),

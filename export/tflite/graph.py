@@ -16,11 +16,10 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from protofleet.errors import ExportError
-from protofleet.export.capture.graph_ports import MAX_TABLE_BYTES
+from protofleet.export.capture.limits import MAX_CONSTANT_BYTES, MAX_TABLE_BYTES
 
 Shape = tuple[int, ...]
 
-MAX_CONSTANT_BYTES = 65536
 
 _TYPES = {
     np.dtype(np.float32): schema.TensorType.FLOAT32,

@@ -134,7 +134,10 @@ class _ExoticBackward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (
             torch.nn.functional.grid_sample(
-                x.reshape(-1, 1, 1, 5), x.reshape(-1, 1, 1, 5)[..., :2], align_corners=False
+                x.reshape(-1, 1, 1, 5),
+                x.reshape(-1, 1, 1, 5)[..., :2],
+                mode="bicubic",
+                align_corners=False,
             )
             .reshape(-1, 1)
             .expand(-1, 5)

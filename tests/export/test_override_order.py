@@ -37,6 +37,8 @@ def _agrees(apply: Any, x: Tensor) -> None:
     [
         lambda x: x.cumprod(-1),
         lambda x: torch.cumprod(x, 1),
+        lambda x: x.logcumsumexp(-1),
+        lambda x: torch.logcumsumexp(4 * x, 1),
         lambda x: x.cummax(-1),
         lambda x: x.cummin(1),
         lambda x: x.kthvalue(2, -1),
@@ -50,6 +52,16 @@ def _agrees(apply: Any, x: Tensor) -> None:
 def test_order_and_running_values(apply: Any) -> None:
     torch.manual_seed(0)
     _agrees(apply, torch.randn(3, 4, 7))
+
+
+def test_sums_of_logarithms_of_zero_and_of_far_apart_numbers() -> None:
+    """Where PyTorch's own gradient is not finite."""
+    x = torch.tensor([-torch.inf, -torch.inf, -300.0, 80.0, -90.0], requires_grad=True)
+    with ProgramFunctions():
+        got = x.logcumsumexp(0)
+    assert torch.equal(got.detach(), torch.logcumsumexp(x.detach(), 0))
+    (gradient,) = torch.autograd.grad(got[2:].sum(), x)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0]))
 
 
 def test_equal_entries_are_named_as_by_pytorch() -> None:

@@ -222,6 +222,8 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
     progress_console().print(table)
     for name, reason in report.left_out.items():
         click.echo(f"left out, format {name}: {reason}", err=True)
+    for note in report.notes:
+        click.echo(note)
     for record in report.parity:
         if record.gradient_noise and verbosity() >= 0:
             click.echo(

@@ -279,6 +279,6 @@ def refuse_rewritten(strategy: str, model: Model) -> None:
         if name + REWRITTEN in model.buffers:
             raise UnsuitableModelError(
                 f"strategy '{strategy}': expected a model whose training program sets no parameter "
-                f"itself, got one that sets '{name}' (HART with light_convolution \"softmax\" does "
-                "not)"
+                f"itself, got one that sets '{name}': take another strategy, or a model whose "
+                'forward writes no weight (HART: light_convolution "softmax")'
             )
