@@ -1,8 +1,11 @@
-"""The hidden layers of any model: dense layers and convolutions with a ReLU or its like."""
+"""The hidden layers of any model: dense layers and convolutions with a ReLU or its like.
+
+A layer whose weights are frozen is none: no method may choose among units that stay as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -65,15 +68,19 @@ class _Place:
 class LayerFinder:
     """Visits the calls of a forward pass in order and notes the layers among them.
 
+    Args:
+        model: whose pass it is.
+        names: of the modules that may be layers, those whose weights train.
+
     Attributes:
         before: by layer, ``LayerPart.before``, in the order of the pass.
         activations: ``(B, units)`` by hidden layer, means over positions (images, series, tokens).
         behind: by layer without an activation, the function that follows it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Collection[str]) -> None:
         self._modules = dict(model.named_modules())
-        self._params = {name for name, _ in model.named_parameters()}
+        self._names = names
         self._places: dict[int, _Place] = {}
         self.before: dict[str, str | None] = {}
         self.activations: dict[str, Tensor] = {}
@@ -139,11 +146,10 @@ class LayerFinder:
 
     def _is_layer(self, call: Call) -> bool:
         kinds = _LAYERS.get(call.name, ())
-        weight = f"{call.module}.weight"
         return (
             isinstance(self._modules[call.module], kinds)
-            and weight in self._params
-            and weight in call.params
+            and call.module in self._names
+            and f"{call.module}.weight" in call.params
         )
 
     def _layer_before(self, name: str, place: _Place | None) -> str | None:

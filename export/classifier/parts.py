@@ -67,7 +67,7 @@ def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts
         InputError: there is no module ``head``, or it does not run once per forward pass.
         ExportError: the model fails on ``x``, or gives no tensor.
     """
-    finder = LayerFinder(model)
+    finder = LayerFinder(model, _with_trained_weights(model))
     recorder = CallRecorder(model, x, visit=finder)
     with evaluation(model):
         try:
@@ -232,8 +232,14 @@ def _told(model: nn.Module, found: tuple[LayerPart, ...], x: Tensor) -> tuple[La
         for name, layer in known.items()
         if name in told or not layer.hidden
     ]
-    unseen = (name for name in told if name not in known)
+    trained = _with_trained_weights(model)
+    unseen = (name for name in told if name not in known and name in trained)
     return (*parts, *(LayerPart(name=name, before=None, hidden=True) for name in unseen))
+
+
+def _with_trained_weights(model: nn.Module) -> tuple[str, ...]:
+    trained = (name for name, value in model.named_parameters() if value.requires_grad)
+    return tuple(name.removesuffix(".weight") for name in trained if name.endswith(".weight"))
 
 
 def _ancestors(calls: Sequence[Call], end: Call | None) -> list[Call]:

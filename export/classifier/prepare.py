@@ -11,6 +11,7 @@ from protofleet.errors import InputError
 from protofleet.export.classifier.align import is_aligned, place, place_by_default
 from protofleet.export.classifier.heads import features_width, unfit_head, with_head
 from protofleet.export.classifier.parts import Parts, find_parts
+from protofleet.export.freezing import freeze
 from protofleet.strategies import DESCRIPTIONS, check_known
 from protofleet.strategies.types import Description
 
@@ -29,12 +30,14 @@ class Wishes:
         head_kind: what takes the place of the head (``models.layers.HEADS``), a prototype or a
             direction for each class; None: the head stays.
         align: prototypes of an alignment layer behind modules, by their names or patterns.
+        train: which parameters train, as ``freeze`` excepts them; empty: those that do.
     """
 
     strategies: Sequence[str]
     head: str | None = None
     head_kind: str | None = None
     align: Mapping[str, int] = field(default_factory=dict)
+    train: Sequence[str] = ()
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
@@ -89,6 +92,8 @@ def prepare(model: nn.Module, x: Tensor, wishes: Wishes) -> Prepared:
         notes += [f"alignment: {one}" for one in place(model, wishes.align, x)]
     elif any(one.alignment for one in wishes.descriptions) and not is_aligned(model):
         notes += _align_by_default(model, parts, x)
+    if wishes.train:
+        notes.append(_trained_alone(model, wishes.train))
     if len(notes) > (wishes.head_kind is not None):
         parts = find_parts(model, x, head=wishes.head)
     if parts.head is None:
@@ -97,6 +102,13 @@ def prepare(model: nn.Module, x: Tensor, wishes: Wishes) -> Prepared:
         width, unfit = features_width(model, parts, x), unfit_head(model, parts, x)
     said = (*notes, _said(parts, width))
     return Prepared(parts=parts, features=width, unfit_head=unfit, notes=said)
+
+
+def _trained_alone(model: nn.Module, patterns: Sequence[str]) -> str:
+    names = freeze(model, patterns)
+    trained = sum(model.get_parameter(name).numel() for name in names)
+    every = sum(value.numel() for value in model.parameters())
+    return f"training: {trained:,} of {every:,} parameters, in {len(names)} tensors"
 
 
 def _said(parts: Parts, width: int) -> str:

@@ -134,7 +134,7 @@ class ClassifierView:
             return self._heads(x) | {f"layers.{name}": value for name, value in own(x).items()}
         if not layers:
             return self._heads(x)
-        finder = LayerFinder(self.model)
+        finder = LayerFinder(self.model, {layer.name for layer in self.parts.layers})
         recorder = CallRecorder(self.model, x, visit=finder)
         outputs: dict[str, Tensor] = recorder.run(self._heads)
         hidden = (layer.name for layer in self.parts.layers if layer.hidden)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from protofleet.datasets import DeviceData
     from protofleet.datasets.pool import Pool
     from protofleet.edge import PersonalModel, Predictions, open_bundle, open_personal
+    from protofleet.export.freezing import freeze
 
 # From 1.29 ONNX Runtime tells its maker of each model that it opens, by a thread that the import
 # starts: nothing may leave a device that its owner does not know of.
@@ -34,6 +35,7 @@ __all__ = [
     "Results",
     "__version__",
     "export_model",
+    "freeze",
     "hold_out",
     "load_dataset",
     "load_npz",
@@ -53,6 +55,7 @@ _HOMES = {
     "Predictions": "edge",
     "Results": "api.results",
     "export_model": "api.central",
+    "freeze": "export.freezing",
     "hold_out": "api.data",
     "load_dataset": "api.data",
     "load_npz": "api.data",

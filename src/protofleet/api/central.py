@@ -183,6 +183,7 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
     head: str | None = None,
     head_kind: str | None = None,
     align: Mapping[str, int] | None = None,
+    train: str | Sequence[str] = (),
     objectives: Sequence[str] = (),
     formats: Sequence[Format] | None = None,
     key: Path | str | None = None,
@@ -212,6 +213,8 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
         head: name of the module that takes the features; None: found.
         head_kind: ``prototypes`` or ``cosine``: what replaces the head; None: it stays.
         align: prototypes of an alignment layer behind modules, by their names or patterns.
+        train: names or patterns of the parameters that train, such as ``head.*``; the others are
+            frozen (``freeze``). Empty: those whose ``requires_grad`` says so.
         objectives: training programs beside those that the strategies need.
         formats: ``onnx``, ``tflite``; None: both, or the one that can be written.
         key: PEM file of the signing key; None: this user's own, made at the first use.
@@ -251,7 +254,13 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
         sequence=sequence,
         replaces_up_to=replaces_up_to,
     )
-    wishes = Wishes(strategies=given, head=head, head_kind=head_kind, align=align or {})
+    wishes = Wishes(
+        strategies=given,
+        head=head,
+        head_kind=head_kind,
+        align=align or {},
+        train=[train] if isinstance(train, str) else train,
+    )
     chosen = choose_methods(model, spec, wishes, loss=chosen_loss)
     for note in chosen.notes:
         tell(note)

@@ -173,7 +173,11 @@ def matching(names: Iterable[str], only: Sequence[str]) -> list[str]:
 def export_case(case: Case) -> Exported:
     """Build a model with fixed weights and export its programs."""
     torch.manual_seed(0)
-    model = build_model(case.spec, **case.settings)
+    return export_model(build_model(case.spec, **case.settings), case)
+
+
+def export_model(model: nn.Module, case: Case) -> Exported:
+    """Export a case's model, whatever became of it, as programs for a random batch."""
     rng = np.random.default_rng(0)
     shape = (case.batch, *case.input_shape)
     # Words are whole numbers.

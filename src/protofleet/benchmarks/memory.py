@@ -18,9 +18,9 @@ from protofleet.errors import UnavailableError
 from protofleet.threads import thread_variables
 
 _WAYS = {
-    "ONNX Runtime, with Numba": ("onnx", "1"),
-    "ONNX Runtime, without Numba": ("onnx", "0"),
-    "LiteRT, without Numba": ("litert", "0"),
+    "ONNX Runtime, with Numba": ("onnx", True),
+    "ONNX Runtime, without Numba": ("onnx", False),
+    "LiteRT, without Numba": ("litert", False),
 }
 """Backend, and whether the kernels are compiled."""
 
@@ -43,16 +43,28 @@ def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one 
                 bench="memory",
                 case=f"{case.name}: one {strategy} round, {how}",
                 threads=1,
-                details=_figures(path, examples, way),
+                details=local_round_figures(path, examples, backend=backend, numba=numba),
             )
-            for how, way in _WAYS.items()
+            for how, (backend, numba) in _WAYS.items()
         ]
 
 
-def _figures(bundle: Path, examples: int, way: tuple[str, str]) -> dict[str, float]:
-    backend, numba = way
+def local_round_figures(
+    bundle: Path, examples: int, *, backend: str, numba: bool
+) -> dict[str, float]:
+    """What a device's process needs for one local round, by the figure's name.
+
+    Args:
+        bundle: whose strategy makes the round, for one epoch.
+        examples: random ones that it trains on.
+        backend: ``onnx`` or ``litert``.
+        numba: whether its kernels are compiled.
+
+    Raises:
+        UnavailableError: the process fails.
+    """
     command = [sys.executable, "-m", "protofleet.benchmarks._local_round"]
-    environment = {**os.environ, **thread_variables(1), "PROTOFLEET_NUMBA": numba}
+    environment = {**os.environ, **thread_variables(1), "PROTOFLEET_NUMBA": str(int(numba))}
     done = subprocess.run(
         [*command, str(bundle), str(examples), backend],
         env=environment,

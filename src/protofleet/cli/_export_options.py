@@ -31,6 +31,7 @@ class MethodOptions:
     head: str | None
     head_kind: str
     aligned: tuple[str, ...]
+    trained: tuple[str, ...]
     objectives: tuple[str, ...]
 
     @property
@@ -57,6 +58,7 @@ class MethodOptions:
             head=self.head,
             head_kind=None if self.head_kind == "own" else self.head_kind,
             align=counts,
+            train=self.trained,
         )
 
 
@@ -96,6 +98,14 @@ method_options = gathered(
             metavar="MODULE=PROTOTYPES",
             help="Put an alignment layer (fedali) behind a module, e.g. 'encoder.layers.*=64'; may "
             "be repeated.",
+        ),
+        click.option(
+            "--train",
+            "trained",
+            multiple=True,
+            metavar="PATTERN",
+            help="Parameters or modules that train, e.g. 'head.*' or '*.bias'; may be repeated. "
+            "The others are frozen: the bundle holds them, and devices do not send them.",
         ),
         click.option(
             "--objective",

@@ -359,6 +359,7 @@ def _command(name: str, summary: str, *more: Callable[[Any], Any]) -> None:
 
 
 _command("programs", "Inference and training steps against PyTorch; long.", _only_model)
+_command("finetuning", "Parts of a trained model against all of its layers.", _only_model)
 _command("memory", "Peak memory of a device, with and without Numba, and with LiteRT.")
 _command("rounds", "Rounds over Mosquitto, without and with keys: seconds, bytes, memory.")
 _command("soak", "500 rounds over Mosquitto: whether memory and files grow with them.")

@@ -125,6 +125,7 @@ def export(
         head=wishes.head,
         head_kind=wishes.head_kind,
         align=wishes.align,
+        train=wishes.train,
         objectives=methods.objectives,
         formats=formats,
         key=key,
