@@ -46,7 +46,7 @@ _ELSEWHERE = {
     "device join": "serves until the federation is over: tests/test_readme.py",
     "device reset": "asks at a terminal: tests/edge/test_predict.py",
     "device rotate": "waits at a running broker: tests/e2e/test_enrolment.py",
-    "device record": "needs the sensors of a phone: tests/edge/test_termux.py",
+    "device record": "needs sensors: tests/edge/test_termux.py, tests/edge/test_mqtt_readings.py",
     "doctor": "asks running brokers: tests/doctor",
     "experiment claims": "hours, or their stored results: tests/experiments",
     "experiment run": "minutes to hours: tests/experiments",
