@@ -160,7 +160,9 @@ def test_any_payload_gives_a_reading_or_is_counted(said):
 
 def test_several_channels_come_out_of_one_message():
     one = '{"accel": {"x": 1, "y": 2}}'
-    assert _rows(["m=accel.x", "m=accel.y*10"], (0, "m", one)) == [(0.0, 1.0, 20.0)]
+    found, joiner = _joined(["m=accel.x", "m=accel.y*10"], (0, "m", one))
+    assert found == [Reading(_NOW, (1.0, 20.0))]
+    assert joiner.topics == ("m",)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
@@ -204,6 +206,7 @@ def test_a_sensor_that_went_away_gives_no_more_readings_until_it_is_back():
         ["a", "b"],
         (0, "b", "1"), (10, "a", "1"), (11, "b", "unavailable"), (20, "a", "2"), (30, "a", "3"),
         (31, "b", "7"), (40, "a", "unknown"), (41, "b", "8"), (50, "a", "5"),
+        (51, "b", "unavailable"), (60, "a", "6"), (61, "a", "unknown"), (70, "b", "9"),
     )  # fmt: skip
     assert rows == [(10.0, 1.0, 1.0), (30.0, 3.0, 7.0), (50.0, 5.0, 8.0)]
 

@@ -19,6 +19,7 @@ from fuzz.target import Target
 from packed import pack_update
 from tiny_bundle import tiny_bundle
 
+from protofleet.edge.data.mqtt_readings import parse_payload, time_of, value_at
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.coding import decode_update
 from protofleet.federation.plan import make_plan
@@ -378,6 +379,19 @@ def _urls() -> Iterator[bytes]:
     yield b"mqtt://[::1]"
 
 
+def _read_sensor(data: bytes) -> None:
+    said = parse_payload(data)
+    time_of(said, 1_780_000_000.0)
+    value_at(said, "accel.x" if b"{" in data else "")
+
+
+def _sensor_payloads() -> Iterator[bytes]:
+    yield b"21.5"
+    yield b"unavailable"
+    yield b'{"accel": {"x": 0.1}, "last_seen": "2026-05-28T20:26:45.250Z"}'
+    yield b'{"accel": {"x": "-1e-3"}, "time": 1780000000250}'
+
+
 def _parse_url(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     BrokerAddress.parse(text)
@@ -408,4 +422,5 @@ TARGETS = (
     Target("codec-zlib", _inflate, _zlibbed, constant=10 * _MAX),
     Target("update", _admit, _updates),
     Target("broker-url", _parse_url, _urls, max_len=512),
+    Target("mqtt-reading", _read_sensor, _sensor_payloads, refusals=(ValueError,)),
 )  # fmt: skip

@@ -88,7 +88,7 @@ def _topics(
     help="Seconds at the beginning that are left out, while the phone is put away.",
 )
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so many.")
-@broker_options("Where sensors publish: record --topic.")
+@broker_options("Where sensors publish, for --topic.")
 @bundle_trust_option
 def record(
     *,
@@ -118,12 +118,7 @@ def record(
     if bool(sensors) == bool(topics) or bool(topics) != (broker is not None):
         raise click.UsageError("expected either --sensor, or --topic together with --broker")
     start_process(1, quiet=True)
-    channels = _channels(bundle, label, trust_files)
-    if topics and len(topics) != len(channels):
-        raise InputError(
-            f"--topic: expected one for each channel of the bundle ({', '.join(channels)}), in "
-            f"this order, got {len(topics)}"
-        )
+    channels = _channels(bundle, trust_files, label, topics)
     begin_s, count = time.time() + after_s, 0
     end_s = math.inf if seconds is None else begin_s + seconds
     with ExitStack() as stack:
@@ -140,8 +135,10 @@ def record(
             count += 1
 
 
-def _channels(bundle: Path, label: str, trust_files: tuple[Path, ...]) -> tuple[str, ...]:
-    """The bundle's, to which the label belongs."""
+def _channels(
+    bundle: Path, trust_files: tuple[Path, ...], label: str, topics: tuple[ChannelTopic, ...]
+) -> tuple[str, ...]:
+    """The bundle's, which label and topics fit."""
     from protofleet.bundle import Bundle
 
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
@@ -150,6 +147,11 @@ def _channels(bundle: Path, label: str, trust_files: tuple[Path, ...]) -> tuple[
         raise InputError(f"bundle '{bundle}': expected one with channels, which sensors fill")
     if label and label not in manifest.classes:
         raise InputError(f"label '{label}': expected one of {', '.join(manifest.classes)}")
+    if topics and len(topics) != len(channels):
+        raise InputError(
+            f"--topic: expected one for each channel of the bundle ({', '.join(channels)}), in "
+            f"this order, got {len(topics)}"
+        )
     return channels
 
 
