@@ -56,7 +56,7 @@ def test_the_plan_in_ordinary_operators_assigns_as_the_kernels_do(variant):
     """Batches below and above the numbers of prototypes: one row is taken, or several."""
     torch.manual_seed(0)
     model = build_model(
-        "vit_digits", classes=4, alp_update=variant, prototypes=(8, 4), width=16, heads=2, depth=2
+        "vit_digits", classes=4, alp_update=variant, prototypes=(8,), width=16, heads=2, depth=1
     )
     program = capture(model, _OBJECTIVE, batch((1, 8, 8)))
     assert _check(model, program, "train", (1, 5, 70)).by_runner["LiteRT"] < 1e-5

@@ -99,7 +99,7 @@ def _with_adapters(model: nn.Module) -> list[str]:
     return ["*.adapter", "head"]
 
 
-_WAYS: Mapping[str, Callable[[nn.Module], list[str]]] = {
+WAYS: Mapping[str, Callable[[nn.Module], list[str]]] = {
     _ALL: lambda _: ["*"],
     "head": lambda _: ["head"],
     "biases, norms and head": lambda _: ["*bias", "*norm*.weight", "head"],
@@ -154,7 +154,7 @@ class _Tuned:
 
 
 def _case(case: Case, repeats: int) -> list[Row]:
-    tuned = {name: _tuned(case, way) for name, way in _WAYS.items()}
+    tuned = {name: _tuned(case, way) for name, way in WAYS.items()}
     steps = {name: _step(one.exported) for name, one in tuned.items()}
     samples = in_turns(steps, repeats=repeats)
     whole = tuned[_ALL].exported.model().params.layout.size
