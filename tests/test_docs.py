@@ -83,7 +83,7 @@ def test_the_site_has_a_place_for_every_page():
     """A page of ``docs/`` stands in the navigation of ``zensical.toml`` once."""
     nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
     placed = list(_leaves(nav))
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(pages - set(placed)) == [], "add these to `nav` in zensical.toml"
     assert len(placed) == len(set(placed))
 

@@ -48,12 +48,17 @@ def test_links_lead_to_pages_of_the_site_or_become_text(tmp_path):
     for name in ("docs/b.md", "program.py", "CHANGES.md"):
         (tmp_path / name).touch()
     page = tmp_path / "docs" / "a.md"
+    (tmp_path / "docs" / "results").mkdir()
+    inner = tmp_path / "docs" / "results" / "c.md"
+    inner.write_text("[b](../b.md#x) [changes](../../CHANGES.md)")
     page.write_text(
-        "[b](b.md#x) [changes](../CHANGES.md) [code](../program.py) [gone](../gone.md)\n"
+        "[c](results/c.md) [b](b.md#x) [changes](../CHANGES.md) [code](../program.py) [gone](../gone.md)\n"
         "```text\n[b](../CHANGES.md)\n```\n"
     )
     pages = {tmp_path / "docs" / "b.md": "b.md", tmp_path / "CHANGES.md": "changes.md"}
+    pages |= {page: "a.md", inner: "results/c.md"}
+    assert relink(inner, pages, tmp_path) == "[b](../b.md#x) [changes](../changes.md)"
     assert relink(page, pages, tmp_path) == (
-        "[b](b.md#x) [changes](changes.md) code [gone](../gone.md)\n"
+        "[c](results/c.md) [b](b.md#x) [changes](changes.md) code [gone](../gone.md)\n"
         "```text\n[b](../CHANGES.md)\n```\n"
     )

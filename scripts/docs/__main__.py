@@ -40,7 +40,7 @@ def main() -> int:
     # Under its warnings the program prints its own traceback.
     print((built.stdout + built.stderr).partition("Traceback")[0].strip())
     if built.returncode == 0:
-        pages = len(list((ROOT / "site").glob("*.html")))
+        pages = len(list((ROOT / "site").rglob("*.html")))
         print(f"{pages} pages: {ROOT / 'site' / 'index.html'}")
     return 1 if built.returncode else 0
 
@@ -49,7 +49,8 @@ def stage() -> None:
     """Write everything that the site is made of into ``build/site-source``."""
     shutil.rmtree(STAGE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", STAGE, ignore=shutil.ignore_patterns("*.md", "__pycache__"))
-    pages = {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    pages = {path: str(path.relative_to(ROOT / "docs")) for path in found}
     pages |= {ROOT / path: name for path, name in _BESIDE.items()}
     for path, name in pages.items():
         (STAGE / name).write_text(relink(path, pages, ROOT), encoding="utf-8")

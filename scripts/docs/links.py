@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ def relink(path: Path, pages: Mapping[Path, str], root: Path) -> str:
 
     Args:
         path: of the page, in the repository.
-        pages: file → name in the site's one folder.
+        pages: file → path in the site, the page's own among them.
         root: of the repository.
 
     Returns:
@@ -27,7 +28,8 @@ def relink(path: Path, pages: Mapping[Path, str], root: Path) -> str:
         text, target, anchor = found[1], found[2], found[3] or ""
         file = (path.parent / target).resolve()
         if file in pages:
-            return f"[{text}]({pages[file]}{anchor})"
+            there = os.path.relpath(pages[file], Path(pages[path]).parent)
+            return f"[{text}]({there}{anchor})"
         beside = file.is_relative_to(root / "docs")
         return text if file.exists() and not beside else found[0]
 

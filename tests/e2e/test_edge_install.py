@@ -92,7 +92,7 @@ def test_the_wheel_has_docs_and_the_unit_of_a_service(edge_python, tmp_path):
 
     unit = "protofleet-device.service"
     assert docs(unit) == (_ROOT / "docs" / unit).read_text()
-    pages = {page.name for page in (_ROOT / "docs").glob("*.md")}
+    pages = {str(page.relative_to(_ROOT / "docs")) for page in (_ROOT / "docs").rglob("*.md")}
     assert pages | {unit} <= {line.split()[0] for line in docs().splitlines()}
 
 

@@ -69,6 +69,24 @@ def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(sto
     assert drawings[0] == drawings[1]
 
 
+def test_a_summary_has_a_page_for_each_data_set_and_one_for_all(stored):
+    """What they show is what the one page for a terminal shows."""
+    whole = _overview_text.page(stored, "x", None)
+    pages = _overview_text.pages(stored, "x", None, "which")
+    assert list(pages) == ["which.md", "results/which-all.md", "results/which-one.md"]
+    summary, together, one = pages.values()
+    assert summary.index("## What to take") < summary.index("## The data sets")
+    assert "[One](results/which-one.md)" in summary
+    assert "[Which method should I take?](../which.md)" in one
+    assert "](../algorithms.md)" in together
+    split = {line.lstrip("#") for text in pages.values() for line in text.splitlines()}
+    linked = ("algorithms.md", "(#")
+    lost = {line.lstrip("#") for line in whole.splitlines()} - split
+    assert [line for line in lost if not any(part in line for part in linked)] == []
+    headings = [line for line in one.splitlines() if line.startswith("#")]
+    assert headings == ["# One", "## One, equal rounds", "## One, equal bytes", "## One, costs"]
+
+
 def test_several_names_and_a_folder_of_experiments_are_compared(tmp_path, capsys):
     names = expanded(["choosing"])
     assert "choosing/ucihar" in names
@@ -156,7 +174,7 @@ def _said(page):
     return said
 
 
-def _page_of_one(title, method, seeds):
+def _pages_of_one(title, method, seeds):
     methods = [{"label": "FedAvg", "strategy": "fedavg"}, method]
     experiment = an_experiment(title, methods=methods)
     table = found(
@@ -165,15 +183,18 @@ def _page_of_one(title, method, seeds):
         name=title,
     )
     several = Overview(data_sets=(table,), missing=(), runs={})
-    return _overview_text.page(
-        several, "protofleet experiment table choosing", "images/choosing.png"
+    pages = _overview_text.pages(
+        several, "protofleet experiment table choosing", "images/choosing.png", "choosing"
     )
+    return "\n".join(pages.values())
 
 
-def test_the_committed_page_says_what_every_page_says():
+def test_the_committed_pages_say_what_all_pages_say():
     """What pages of different data, methods and numbers of seeds share comes from the generator."""
-    one = _page_of_one("One", {"label": "Dear", "strategy": "scaffold"}, [1])
-    other = _page_of_one("Two", {"label": "Alone", "strategy": "local"}, [1, 2, 3])
+    one = _pages_of_one("One", {"label": "Dear", "strategy": "scaffold"}, [1])
+    other = _pages_of_one("Two", {"label": "Alone", "strategy": "local"}, [1, 2, 3])
     always = _said(one) & _said(other)
     assert len(always) > 50
-    assert sorted(always - _said(_COMMITTED.read_text())) == []
+    pages = (_COMMITTED, *(_COMMITTED.parent / "results").glob("choosing-*.md"))
+    committed = set().union(*(_said(page.read_text()) for page in pages))
+    assert sorted(always - committed) == []

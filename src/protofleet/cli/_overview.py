@@ -45,14 +45,16 @@ def compare(
     if plot is not None:
         _overview_figure.draw(found, plot)
     picture = None if plot is None else os.path.relpath(plot, page.parent if page else ".")
-    text = _overview_text.page(found, command, picture)
     if page is not None:
-        replace_whole(page, text.encode(), shared=True)
+        for path, text in _overview_text.pages(found, command, picture, page.stem).items():
+            place = page.parent / path if path != f"{page.stem}.md" else page
+            place.parent.mkdir(exist_ok=True)
+            replace_whole(place, text.encode(), shared=True)
     if json_file is not None:
         content = msgspec.json.encode(found.data_sets)
         replace_whole(json_file, msgspec.json.format(content, indent=1), shared=True)
     if as_markdown:
-        click.echo(text, nl=False)
+        click.echo(_overview_text.page(found, command, picture), nl=False)
     elif page is None:
         console = Console()
         text = _overview_text.page(found, command, picture, columns=console.width)

@@ -19,17 +19,18 @@ def docs(name: str | None) -> None:
     from protofleet.errors import InputError
 
     folder = _folder()
-    pages = {page.name: page for page in folder.iterdir() if page.suffix in {".md", ".service"}}
+    found = [page for page in folder.rglob("*") if page.suffix in {".md", ".service"}]
+    pages = {page.relative_to(folder).as_posix(): page for page in found}
     if name is None:
         width = max(map(len, pages))
         for known, page in sorted(pages.items()):
             click.echo(f"{known:{width}}  {_title(page)}")
         click.echo(f"in {folder}")
         return
-    found = pages.get(name) or pages.get(f"{name}.md")
-    if found is None:
+    chosen = pages.get(name) or pages.get(f"{name}.md")
+    if chosen is None:
         raise InputError(f"docs '{name}': no such page; 'protofleet docs' lists them")
-    click.echo(found.read_text(encoding="utf-8"), nl=False)
+    click.echo(chosen.read_text(encoding="utf-8"), nl=False)
 
 
 def _folder() -> Path:

@@ -187,7 +187,8 @@ def run(
     "--page",
     type=FILE,
     callback=writable,
-    help="Of several experiments: write their page to FILE (docs/choosing.md is made so).",
+    help="Of several experiments: write a summary to FILE and a page of each to results/ beside it "
+    "(docs/choosing.md is made so).",
 )
 def table(
     *,

@@ -55,13 +55,12 @@ _COSTS = {
 }
 _DIVISIONS = {"natural": "by person"}
 
-_TITLE = "# Which method should I take?"
+_TITLE = "Which method should I take?"
 _INTRODUCTION = (
     "Every [method](algorithms.md) that fits, on small data sets, with one small "
     "model and one optimiser for each; a sign marks methods with others, or with more steps. All "
     "figures are measured, and words that name a method are computed from them: `{command}`."
 )
-_END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
 _READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
@@ -71,6 +70,8 @@ _READING = """
   *generalisation*: the same models on all devices' test parts together, or so many examples of
   them as the table below says; *global*: the server's model there. *{floor}*: what needs no
   training, the class that is most frequent in a device's own training part.
+- {marks}"""
+_MADE = """
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
   ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
   seeds.
@@ -81,9 +82,17 @@ _READING = """
   steps by which it did not diverge with seed 1. {small}
 - Time: processor time of a device's local training in a round, without evaluation and without the
   first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
-  one round, Python and runtime included.
-- {marks}"""
+  one round, Python and runtime included."""
 
+_MARKS = (
+    f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
+    f"own, and what it costs is its model's cost too. {_EARLY}: as in its paper, each device's "
+    "model is scored as it arrives, before the training in the round. "
+    f"{_FITTED}: the method ends with a final fit; a score with that sign is one before it. "
+    f"{_OPTIMISER}: another optimiser than the data set's moves its model, or a part of it. "
+    f"{_MORE_STEPS}: by its settings it makes more steps a round than FedAvg; what else a "
+    "method computes shows in its time alone."
+)
 _PAIRED = (
     "a method is as good as the best unless the 95 % interval of their differences, seed by "
     "seed, is above 0 (Student's t)."
@@ -98,9 +107,9 @@ _ADVICE = (
     "and which of all these has moved the fewest bytes for its score, all of its rounds together, "
     "training alone aside, which moves none. Where training alone is among them, a federation has "
     "gained nothing that these figures show. Signs "
-    f"are those above; {_OWN_MODEL}: what is better may be the model, not the method: the rows of "
-    "FedAvg on that model tell. Left out: what this page has, but not that data set; its note says "
-    "why, unless a reason is given."
+    f"stand below; {_OWN_MODEL}: what is better may be the model, not the method: the rows of "
+    "FedAvg on that model tell. Left out: what another data set has, but not that one; its note "
+    "says why, unless a reason is given."
 )
 _MEAN = "Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -117,7 +126,7 @@ _UNPAIRED = (
 
 
 def page(found: Overview, command: str, picture: str | None, *, columns: int | None = None) -> str:
-    """All of it.
+    """All of it, for a terminal.
 
     Args:
         found: with at least one data set.
@@ -126,7 +135,73 @@ def page(found: Overview, command: str, picture: str | None, *, columns: int | N
         columns: of a terminal, which may be too narrow for the table of a data set; None: none is.
     """
     data_sets = found.data_sets
-    parts = [_introduction(data_sets, command), "## The data sets", _setting(data_sets)]
+    links = {one.name: f"#{_anchor(one.title)}" for one in data_sets}
+    parts = _summary(found, command, picture, links)
+    parts += ["## How the figures are made", _points(_MADE, data_sets)]
+    parts += ["## All data sets together", *_together(data_sets, level=3)]
+    narrow = columns is not None and columns < _WIDE
+    for one in data_sets:
+        parts += [f"## {one.title}", *_about(one), *([_TOO_NARROW] if narrow else _tables(one))]
+    return _joined(parts)
+
+
+def pages(found: Overview, command: str, picture: str | None, name: str) -> dict[str, str]:
+    """The same as a summary of one page, and a page for each data set and for all together.
+
+    Args:
+        found: with at least one data set.
+        command: that makes the pages.
+        picture: as seen from the summary.
+        name: of the summary's file, without its ending.
+
+    Returns:
+        Texts by path, as seen from the summary's folder.
+    """
+    data_sets = found.data_sets
+    links = {one.name: f"results/{name}-{_slug(one)}.md" for one in data_sets}
+    together = f"results/{name}-all.md"
+    summary = _summary(found, command, picture, links)
+    summary.append(
+        f"[All data sets together]({together}) has every method behind the best, and how the "
+        "figures are made: noise, settings, times."
+    )
+    back = f"Part of [{_TITLE}](../{name}.md), which says what the signs mean."
+    return {
+        f"{name}.md": _joined(summary),
+        together: _joined(
+            [
+                "# All data sets together",
+                back,
+                "## How the figures are made",
+                _points(_MADE, data_sets).replace("](", "](../"),
+                *_together(data_sets, level=2),
+            ]
+        ),
+        **{links[one.name]: _joined([f"# {one.title}", back, *_parts(one)]) for one in data_sets},
+    }
+
+
+def _parts(one: DataSet) -> list[str]:
+    """Of a page of its own: headings a level higher."""
+    return [text.replace("### ", "## ", 1) for text in (*_about(one), *_tables(one))]
+
+
+def _slug(one: DataSet) -> str:
+    return one.name.rpartition("/")[2]
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(
+    found: Overview, command: str, picture: str | None, links: Mapping[str, str]
+) -> list[str]:
+    """What to take first, then what it rests on."""
+    data_sets = found.data_sets
+    parts = [f"# {_TITLE}", _wrapped(_INTRODUCTION.format(command=command))]
+    parts += ["## What to take", _decisions(data_sets), "## How to read it"]
+    parts += [_points(_READING, data_sets), "## The data sets", _setting(data_sets, links)]
     if found.missing:
         parts.append(f"Not yet run: {', '.join(f'`{name}`' for name in found.missing)}.")
     if picture is not None:
@@ -134,56 +209,48 @@ def page(found: Overview, command: str, picture: str | None, *, columns: int | N
             f"![Score over the bytes that a client moves, a panel for each data set]({picture})",
             _wrapped(_PICTURE),
         ]
+    return parts
+
+
+def _together(data_sets: Sequence[DataSet], *, level: int) -> list[str]:
+    """Tables of points behind the best, with headings of that level."""
     sections = dict.fromkeys(section for one in data_sets for section in one.sections)
-    parts.append("## All data sets together")
+    parts = []
     for section in sections:
         for measure in _MEASURES:
-            title = f"### {section.capitalize()}, {_TITLES[measure]}: points behind the best"
-            parts += [title, f"{_overview(data_sets, section, measure)}\n\n{_MEAN}"]
-    narrow = columns is not None and columns < _WIDE
-    for one in data_sets:
-        parts += [f"## {one.title}", *_about(one), *([_TOO_NARROW] if narrow else _tables(one))]
-    parts += ["## What to take", _decisions(data_sets)]
-    return "\n\n".join(parts) + "\n"
+            title = f"{section.capitalize()}, {_TITLES[measure]}: points behind the best"
+            parts.append(f"{'#' * level} {title}")
+            parts.append(f"{_overview(data_sets, section, measure)}\n\n{_MEAN}")
+    return parts
 
 
-def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
+def _points(text: str, data_sets: Sequence[DataSet]) -> str:
+    """A list, with what depends on the data sets filled in."""
     fewest = min(len(one.seeds) for one in data_sets)
     most = max(len(one.seeds) for one in data_sets)
     seeds = str(fewest) if fewest == most else f"{fewest} to {most}"
     noise = [_PAIRED] if fewest > 2 else [_UNPAIRED]
     if fewest <= 2 < most:
         noise = [f"with three seeds or more {_PAIRED}", f"With fewer, {_UNPAIRED}"]
-    marks = (
-        f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
-        f"own, and what it costs is its model's cost too. {_EARLY}: as in its paper, each device's "
-        "model is scored as it arrives, before the training in the round. "
-        f"{_FITTED}: the method ends with a final fit; a score with that sign is one before it. "
-        f"{_OPTIMISER}: another optimiser than the data set's moves its model, or a part of it. "
-        f"{_MORE_STEPS}: by its settings it makes more steps a round than FedAvg; what else a "
-        "method computes shows in its time alone."
-    )
     small = (
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
         "on data like these, and is no measure of what they reach."
     )
-    values = {"noise": " ".join(noise), "small": small, "marks": marks, "floor": MOST_FREQUENT}
-    points = [
+    values = {"noise": " ".join(noise), "small": small, "marks": _MARKS, "floor": MOST_FREQUENT}
+    return "\n".join(
         _wrapped(f"- {' '.join(one.split())}", "  ")
-        for one in _READING.format(**values).split("\n- ")[1:]
-    ]
-    opening = _wrapped(_INTRODUCTION.format(command=command))
-    return "\n\n".join([_TITLE, opening, _END, "\n".join(points)])
+        for one in text.format(**values).split("\n- ")[1:]
+    )
 
 
-def _setting(data_sets: Sequence[DataSet]) -> str:
+def _setting(data_sets: Sequence[DataSet], links: Mapping[str, str]) -> str:
     head = ["data set", "divided", "clients", "model", "score", "pooled examples",
             "FedAvg's rounds", "MB a client moves in them", "seeds"]  # fmt: skip
     return _rows(
         head,
         [
             [
-                f"[{one.table}](#{_anchor(one.title)})",
+                f"[{one.table}]({links[one.name]})",
                 _DIVISIONS.get(one.partition, one.partition),
                 str(one.clients),
                 f"`{one.model}`",
