@@ -52,7 +52,8 @@ def test_links_lead_to_pages_of_the_site_or_become_text(tmp_path):
     inner = tmp_path / "docs" / "results" / "c.md"
     inner.write_text("[b](../b.md#x) [changes](../../CHANGES.md)")
     page.write_text(
-        "[c](results/c.md) [b](b.md#x) [changes](../CHANGES.md) [code](../program.py) [gone](../gone.md)\n"
+        "[c](results/c.md) [b](b.md#x) [changes](../CHANGES.md) [code](../program.py) "
+        "[gone](../gone.md)\n"
         "```text\n[b](../CHANGES.md)\n```\n"
     )
     pages = {tmp_path / "docs" / "b.md": "b.md", tmp_path / "CHANGES.md": "changes.md"}

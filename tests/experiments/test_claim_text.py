@@ -13,7 +13,7 @@ from protofleet.experiments.claim_text import (
     claimed_text,
     label_of,
     number,
-    page,
+    pages,
     show,
     show_progress,
     verdict_text,
@@ -33,14 +33,21 @@ def result(tmp_path, monkeypatch):
     return result_of(claim, tmp_path)
 
 
+def whole(result, pictures=None):
+    """All pages of one claim."""
+    return "\n".join(pages([result], pictures or {}, "claims").values())
+
+
 def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     """2 ± 4.303 / √3."""
-    text = page([result], {result.id: "images/a.png"})
+    found = pages([result], {result.id: "images/a.png"}, "claims")
+    assert list(found) == ["claims.md", "results/claims-figures.md", "results/claims-fedx.md"]
     assert (
-        "| [fedx-better](#fedx-better): A scores higher than B. | +2.00 (inside); elsewhere +5.00 "
-        "(outside) | A - B > 0: +2.00 [-0.48, +4.48] | 3 of 3 | not decided | "
-        "`protofleet experiment claims fedx-better` |"
-    ) in text
+        "| [fedx-better](results/claims-fedx.md#fedx-better): A scores higher than B. | +2.00 "
+        "(inside); elsewhere +5.00 (outside) | A - B > 0: +2.00 [-0.48, +4.48] | 3 of 3 | not "
+        "decided |"
+    ) in found["claims.md"]
+    text = found["results/claims-fedx.md"]
     assert (
         "| **A - B, personalisation, last round** | > 0 | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
         "+2.00 (inside); elsewhere +5.00 (outside) | 3/3 | not decided; above +4.48 is excluded |"
@@ -53,15 +60,16 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
         "| A ÷ B, bytes up and down | < 1 | 3 kB / 3 kB | 1, the same in all seeds | - | 3/3 | "
         "not decided |"
     ) in text
-    assert "(images/a.png)" in text
+    assert "(../images/a.png)" in text
     assert "- By seed differ who has which examples, which of them test, the initial" in text
-    assert "- who has which examples and which of them test: [fedx-better](#fedx-better)" in text
+    drawn = "- who has which examples and which of them test: [fedx-better](claims-fedx.md#"
+    assert drawn in found["results/claims-figures.md"]
     assert "As expected." in text
 
 
 def test_the_same_results_give_the_same_page(result):
     again = msgspec.json.decode(msgspec.json.encode(result), type=ClaimResult)
-    assert page([result], {}) == page([again], {})
+    assert whole(result) == whole(again)
 
 
 def test_missing_seeds_make_a_verdict_one_so_far(result):
@@ -72,15 +80,15 @@ def test_missing_seeds_make_a_verdict_one_so_far(result):
 def test_other_comparisons_of_the_claims_measure_are_counted(result):
     """B's loss is surely higher, and its bytes are the same."""
     results = tuple(msgspec.structs.replace(one, detail=False) for one in result.outcomes)
-    text = page([msgspec.structs.replace(result, outcomes=results)], {})
+    text = whole(msgspec.structs.replace(result, outcomes=results))
     assert "| partly: 1 of 3 yes, 2 not decided |" in text
 
 
 def summary(result, *outcomes, **changes):
     """Seeds and verdict of a claim's line, and the whole page."""
-    text = page([msgspec.structs.replace(result, outcomes=outcomes, **changes)], {})
+    text = whole(msgspec.structs.replace(result, outcomes=outcomes, **changes))
     (line,) = (one for one in text.splitlines() if one.startswith("| [fedx-better]"))
-    return line.split(" | ")[3:5], text
+    return line.removesuffix(" |").split(" | ")[3:5], text
 
 
 def saying(result, *verdicts, **more):
@@ -120,9 +128,9 @@ def test_a_claims_line_tells_missing_seeds_and_those_that_diverged(result):
 
 
 def test_the_page_names_the_claims_whose_comparisons_were_fixed_later(result):
-    assert "fixed later" not in page([result], {}).lower()
+    assert "fixed later" not in whole(result).lower()
     _, text = summary(result, *result.outcomes, changed="the margin, when results were known.")
-    assert "when results were known, as told below:\n[fedx-better](#fedx-better)." in text
+    assert "when results were known, as told below:\n[fedx-better](claims-fedx.md#" in text
     assert "\n- Fixed later: the margin, when results were known.\n" in text
 
 
@@ -133,7 +141,7 @@ def test_a_seed_that_diverged_is_told_and_is_not_missing(result):
 
 def test_a_paper_is_neither_inside_nor_outside_of_an_interval_without_width(result):
     one = msgspec.structs.replace(result.outcomes[2], paper=0.9)
-    text = page([msgspec.structs.replace(result, outcomes=(result.outcomes[0], one))], {})
+    text = whole(msgspec.structs.replace(result, outcomes=(result.outcomes[0], one)))
     assert "| 1, the same in all seeds | 0.9 | 3/3 |" in text
 
 
@@ -184,7 +192,10 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     results = msgspec.json.decode((docs / "claims.json").read_bytes(), type=list[ClaimResult])
     drawn = {path.stem.removeprefix("claims-"): path for path in docs.glob("images/claims-*.png")}
     pictures = {key: path.relative_to(docs).as_posix() for key, path in drawn.items()}
-    assert (docs / "claims.md").read_text() == page(results, pictures)
+    made = pages(results, pictures, "claims")
+    assert {name: (docs / name).read_text() for name in made} == made
+    kept = {path.name for path in docs.glob("results/claims-*.md")}
+    assert kept == {name.removeprefix("results/") for name in made} - {"claims.md"}
     claims = load_claims()
     assert [one.id for one in results] == [one.claim.id for one in claims]
     assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]

@@ -35,12 +35,12 @@ def test_a_tiny_claim_is_trained_tested_and_written(place, capsys):
     (result,) = json.loads((place / "claims.json").read_bytes())
     assert result["outcomes"][0]["verdict"] in {"reproduced", "refuted", "not decided"}
     assert [pair[0] for pair in result["outcomes"][0]["pairs"]] == [1, 2]
-    page = (place / "claims.md").read_text()
-    assert "](images/claims-fedx-better.png)" in page
+    page = (place / "results" / "claims-fedx.md").read_text()
+    assert "](../images/claims-fedx-better.png)" in page
     assert (place / "images" / "claims-fedx-better.png").read_bytes().startswith(b"\x89PNG")
     assert claims("--workers", "1", *outputs) == 0
     assert "dividing the data" not in capsys.readouterr().out
-    assert (place / "claims.md").read_text() == page
+    assert (place / "results" / "claims-fedx.md").read_text() == page
 
 
 def test_the_status_trains_nothing(place, capsys):
@@ -53,9 +53,8 @@ def test_the_status_trains_nothing(place, capsys):
     assert "so far not decided" in printed
     assert not (place / "runs" / "one" / "data").exists()
     assert json.loads((place / "c.json").read_bytes())[0]["seeds_done"] == 2
-    page = (place / "c.md").read_text()
-    assert "| 2 of 3 | so far not decided | `protofleet experiment claims fedx-better` |" in page
-    assert "| 2/3 | so far not decided |" in page
+    assert "| 2 of 3 | so far not decided |\n" in (place / "c.md").read_text()
+    assert "| 2/3 | so far not decided |" in (place / "results" / "c-fedx.md").read_text()
 
 
 def test_an_earlier_file_counts_where_it_has_more_of_the_same_experiment(place, capsys):
@@ -67,7 +66,7 @@ def test_an_earlier_file_counts_where_it_has_more_of_the_same_experiment(place, 
     empty = ("--status", "--out", "empty", "--markdown", "claims.md", "--pictures", "images")
     assert claims(*empty, "--earlier", "two.json", "--json", "again.json") == 0
     assert (place / "again.json").read_bytes() == (place / "two.json").read_bytes()
-    assert "](images/claims-fedx-better.png)" in (place / "claims.md").read_text()
+    assert "claims-fedx-better.png)" in (place / "results" / "claims-fedx.md").read_text()
     assert (place / "images" / "claims-fedx-better.png").read_bytes() == picture
     (place / "one.toml").write_text(EXPERIMENT.replace("rounds = 3", "rounds = 4"))
     capsys.readouterr()

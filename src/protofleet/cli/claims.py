@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     "--markdown",
     type=FILE,
     callback=writable,
-    help="Also write the page of all chosen claims to FILE (docs/claims.md is made so).",
+    help="Also write the table of all chosen claims to FILE, and a page for each paper to "
+    "results/ beside it (docs/claims.md is made so).",
 )
 @click.option(
     "--json",

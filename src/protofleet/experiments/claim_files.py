@@ -12,7 +12,7 @@ from protofleet.durable import replace_whole
 from protofleet.experiments.claim_curves import compared, curve_section
 from protofleet.experiments.claim_figures import draw
 from protofleet.experiments.claim_results import ClaimResult
-from protofleet.experiments.claim_text import page
+from protofleet.experiments.claim_text import pages
 
 
 def draw_claims(results: Sequence[ClaimResult], folder: Path) -> dict[str, Path]:
@@ -52,9 +52,18 @@ def write_results(path: Path, results: Sequence[ClaimResult]) -> None:
 
 
 def write_page(path: Path, results: Sequence[ClaimResult], drawn: Mapping[str, Path]) -> None:
-    """The page of the claims, with the pictures of ``draw_claims`` where they lie from it."""
+    """The pages of the claims, with the pictures of ``draw_claims`` where they lie from them.
+
+    Args:
+        path: of the first one; the others come into ``results/`` beside it.
+        results: of the claims.
+        drawn: claim → its picture.
+    """
     seen = {
         key: Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
         for key, picture in drawn.items()
     }
-    replace_whole(path, page(results, seen).encode(), shared=True)
+    for name, text in pages(results, seen, path.stem).items():
+        place = path.parent / name if name != f"{path.stem}.md" else path
+        place.parent.mkdir(exist_ok=True)
+        replace_whole(place, text.encode(), shared=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -28,21 +29,23 @@ _WHERE: dict[MeasureName, str] = {
     "uplink": "bytes up",
     "bytes": "bytes up and down",
 }
+_PAGE_LINK = re.compile(r"\]\(([\w-]+\.md)")
 _PLACES = {None: "", True: " (inside)", False: " (outside)"}
 _WORDS: dict[Verdict, str] = {"reproduced": "yes", "refuted": "no"}
 _INTRO = """\
 # The papers' claims, measured here
 
+A row for each claim: the figures of the first of its main comparisons, and the seeds and the
+verdict of all of them. A claim's name leads to its setting and all of its comparisons;
+`protofleet experiment claims NAME` runs it. {figures}."""
+_OUTRO = """\
 This page is made, not written:
 `protofleet experiment claims --markdown docs/claims.md --json docs/claims.json
 --pictures docs/images`.
 Claims, settings and remarks stand in `src/protofleet/experiments/claims/papers/`, the experiments
 that measure them in the folder above, every seed's figures in `docs/claims.json`; how to add one:
-[experiments.md](experiments.md#claims).
-
-The first table has a row for each claim: the figures of the first of its main comparisons, and the
-seeds and the verdict of all of them. The sections below have the setting, and a row for each
-comparison, the main ones in bold."""
+[experiments.md](experiments.md#claims)."""
+_ABOUT = "How the figures are made, and what a verdict means"
 _FIGURES = """\
 **Figures.** Of each seed both methods get the same division of the data. Their scores are
 subtracted seed by seed (percentage points; a loss, of which less is better, as it is; where a row
@@ -61,14 +64,14 @@ round's. The server's model has a best round of its own.
 is scored with. *Local* and *SOLO*: every client trains alone. *β = 0* is FedAli whose alignment
 layers only normalise. *ALA*: adaptive local aggregation, FedALA's way to mix models.
 
-**Verdicts.** *Reproduced* (in the first table *yes*): the whole interval is on the claimed side,
-beyond the figure in the column *claimed*. *Refuted* (*no*): the whole interval is on the other
-side. *Not decided*: it holds that figure; then the verdict says which
-effect is excluded all the same. All three are about the setting here, which is smaller than the
+**Verdicts.** *Reproduced* (in the table of all claims *yes*): the whole interval is on the claimed
+side, beyond the figure in the column *claimed*. *Refuted* (*no*): the whole interval is on the
+other side. *Not decided*: it holds that figure; then the verdict says which effect is excluded all
+the same. All three are about the setting here, which is smaller than the
 paper's; whether the paper's own figure lies *inside* or *outside* of our interval is told beside
 it. *So far*: seeds are missing.
 
-The first table's verdict is of a claim's main comparisons together. *Yes*: all of them say so.
+That table's verdict is of a claim's main comparisons together. *Yes*: all of them say so.
 *Partly*: some of them do. *No*: none of them does, and at least one says no. *Not decided*: none
 says yes or no. How many of several say what is told behind it.
 
@@ -117,18 +120,52 @@ def show_progress(found: Mapping[str, Progress], console: Console) -> None:
             console.print(told, style="dim", markup=False, highlight=False)
 
 
-def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
+def pages(results: Sequence[ClaimResult], pictures: Mapping[str, str], name: str) -> dict[str, str]:
     """All of it as GitHub's Markdown, the same bytes for the same results.
 
     Args:
         results: in order.
-        pictures: id → path of its picture as seen from the page.
+        pictures: id → path of its picture as seen from the first page.
+        name: of the first page's file, without its ending.
+
+    Returns:
+        Texts by path, as seen from the first page's folder: the table of all claims, a page of how
+        its figures are made, and one for each paper's claims.
     """
-    head = ["claim", "the paper", "here [95 % interval]", "seeds", "verdict", "command"]
-    lines = [head, ["---"] * len(head), *map(_summary, results)]
-    sections = [_section(result, pictures.get(result.id)) for result in results]
-    figures = f"{_FIGURES}{_changed(results)}"
-    return "\n\n".join([_INTRO, _rows(lines), figures, _drawn(results), *sections]) + "\n"
+    papers: dict[str, list[ClaimResult]] = {}
+    for result in results:
+        papers.setdefault(_paper_of(result), []).append(result)
+    figures = f"results/{name}-figures.md"
+    places = {one.id: f"{name}-{_paper_of(one)}.md#{one.id}" for one in results}
+    head = ["claim", "the paper", "here [95 % interval]", "seeds", "verdict"]
+    lines = [head, ["---"] * len(head)]
+    lines += [_summary(result, f"results/{places[result.id]}") for result in results]
+    back = f"Part of [the papers' claims](../{name}.md)"
+    intro = _INTRO.format(figures=f"[{_ABOUT}]({figures})")
+    found = {
+        f"{name}.md": [intro, _rows(lines), _OUTRO],
+        figures: [
+            f"# {_ABOUT}",
+            f"{back}.",
+            _FIGURES + _changed(results, places),
+            _drawn(results, places),
+        ],
+    }
+    for paper, own in papers.items():
+        sections = [_section(one, _from_inside(pictures.get(one.id))) for one in own]
+        about = f"{back}, which has their verdicts. Main comparisons are bold: [{_ABOUT}]"
+        title = f"# The claims of {paper}"
+        found[f"results/{name}-{paper}.md"] = [title, f"{about}({name}-figures.md).", *sections]
+    return {path: "\n\n".join(parts) + "\n" for path, parts in found.items()}
+
+
+def _paper_of(result: ClaimResult) -> str:
+    """E.g. ``fedali`` of ``fedali-generalisation``."""
+    return result.id.partition("-")[0]
+
+
+def _from_inside(picture: str | None) -> str | None:
+    return None if picture is None else f"../{picture}"
 
 
 def label_of(one: Compared) -> str:
@@ -259,17 +296,16 @@ def _headlines(result: ClaimResult) -> list[Compared]:
     return [one for one in result.outcomes if not one.detail]
 
 
-def _summary(result: ClaimResult) -> list[str]:
+def _summary(result: ClaimResult, place: str) -> list[str]:
     """A claim's line: figures of its first main comparison, seeds and verdict of all of them."""
     main = _headlines(result)
     first = main[0]
     return [
-        f"[{result.id}](#{result.id}): {result.claim}",
+        f"[{result.id}]({place}): {result.claim}",
         _paper(first),
         f"{_pair(first)} {claimed_text(first)}: {_figure(first)}",
         _seeds_of(main),
         _verdict_of(main),
-        f"`{_COMMAND} {result.id}`",
     ]
 
 
@@ -312,20 +348,20 @@ def _rank(word: str) -> tuple[int, str]:
     return told.index(word) if word in told else len(told), word
 
 
-def _drawn(results: Sequence[ClaimResult]) -> str:
+def _drawn(results: Sequence[ClaimResult], places: Mapping[str, str]) -> str:
     """Which claims draw what of the data by seed."""
     found: dict[str, list[str]] = {}
     for result in results:
         drawn = [what for what in result.varies if what in {DIVISION, TEST_PARTS}]
         names = found.setdefault(" and ".join(drawn) or "nothing of the data", [])
-        names.append(f"[{result.id}](#{result.id})")
+        names.append(f"[{result.id}]({places[result.id]})")
     lines = [f"- {what}: {', '.join(names)}" for what, names in found.items()]
     return "\n".join([_SEEDS, "", *lines])
 
 
-def _changed(results: Sequence[ClaimResult]) -> str:
+def _changed(results: Sequence[ClaimResult], places: Mapping[str, str]) -> str:
     """Which claims have comparisons that were not fixed before all results."""
-    names = [f"[{one.id}](#{one.id})" for one in results if one.changed]
+    names = [f"[{one.id}]({places[one.id]})" for one in results if one.changed]
     return f"\n{_CHANGED}\n{', '.join(names)}." if names else ""
 
 
@@ -346,7 +382,8 @@ def _section(result: ClaimResult, picture: str | None) -> str:
         ),
     ]
     if result.remarks:
-        about.append(result.remarks)
+        # Remarks are written beside docs/, their section is a folder below.
+        about.append(_PAGE_LINK.sub(r"](../\1", result.remarks))
     if picture is not None:
         about.append(f"![Differences over the seeds, and curves: {result.id}]({picture})")
     head = ["comparison", "claimed", "both", "here [95 % interval]", "the paper", "seeds",
