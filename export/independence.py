@@ -81,7 +81,10 @@ _MOVING = frozenset(
     )
 )
 _ELSE = "compute each example from its own values alone"
-_BATCH_AS_TIME = "set batch_first=True: without it the first axis is time, not the batch"
+_BY_BATCH_FIRST: dict[bool | None, str] = {
+    False: "set batch_first=True: without it the first axis is time, not the batch",
+    True: "give it (batch, steps, features): what it got has the batch on another axis",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +95,14 @@ class _Result:
         operator: its name.
         values: its tensors; none where no tensor went in, for then no example did.
         place: module and line that asked for it.
-        batch_as_time: whether the module that runs takes the first axis for time.
+        remedy: of the module that runs, where it takes a batch of sequences; else ''.
         sized_by_data: how many values it gives may follow from values, as of ``x[x > 0]``.
     """
 
     operator: str
     values: Sequence[Tensor]
     place: str
-    batch_as_time: bool
+    remedy: str
     sized_by_data: bool
 
 
@@ -235,7 +238,7 @@ def _told(model: nn.Module, found: _Difference) -> str:
             result, how = whole, "mixes the examples of a batch in evaluation"
             remedy = _REMEDIES.get(whole.operator, _ELSE)
         if result is not None:
-            remedy = _BATCH_AS_TIME if result.batch_as_time else remedy
+            remedy = result.remedy or remedy
             return f"{result.place}: operator {result.operator} {how}: {what}; {remedy}"
     return f"model: examples of a batch are mixed in evaluation: {what}; {_ELSE}"
 
@@ -252,6 +255,8 @@ def _paired(among: Sequence[_Result], alone: Sequence[_Result]) -> Iterator[_Pai
     while left and right:
         if left[-1].operator == right[-1].operator:
             yield left.pop(), right.pop()
+        elif {left[-1].operator, right[-1].operator} == {"mm", "addmm"}:
+            yield _linear(left), _linear(right)
         elif left[-1].operator in _MOVING:
             left.pop()
         elif right[-1].operator in _MOVING:
@@ -262,6 +267,16 @@ def _paired(among: Sequence[_Result], alone: Sequence[_Result]) -> Iterator[_Pai
             return
     extra_of = [[one for one in rest if one.operator not in _MOVING][-1:] for rest in (left, right)]
     yield from zip_longest(*extra_of)
+
+
+def _linear(rest: list[_Result]) -> _Result:
+    """Take a linear layer off: PyTorch adds the bias by itself to rows that lie in steps."""
+    result = rest.pop()
+    while result.operator != "addmm" and rest and rest[-1].operator in {*_MOVING, "add"}:
+        result = rest.pop()
+        if result.operator == "add":
+            break
+    return result
 
 
 def _agrees(whole: Tensor, one: Tensor, *, example: int) -> bool:
@@ -321,7 +336,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 operator=name,
                 values=values,
                 place=self.stack.place(line_here()),
-                batch_as_time=getattr(running, "batch_first", True) is False,
+                remedy=_BY_BATCH_FIRST.get(getattr(running, "batch_first", None), ""),
                 sized_by_data=torch.Tag.dynamic_output_shape in func.tags,
             )
         )

@@ -20,8 +20,8 @@ from torch.nn.modules import module as module_hooks
 import protofleet
 
 _HERE = Path(__file__).resolve().parent
-_NETWORKS = f"{_HERE / 'sweep'}{os.sep}"
-"""Written as users write theirs."""
+_NETWORKS = tuple(f"{folder / 'sweep'}{os.sep}" for folder in (_HERE, Path(__file__).parent))
+"""Written as users write theirs; by the path that leads there through links, too."""
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
     str(Path(onnxscript.__file__).parent),

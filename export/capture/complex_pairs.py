@@ -61,6 +61,12 @@ class Complex:
     def __getitem__(self, index: Any) -> Any:
         return _each(operator.getitem, self, index)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        real, imag = parts(value)
+        # Views share what is written: a part that was left out is there from now on.
+        self._imag = self.imag
+        self.real[index], self._imag[index] = real, 0.0 if imag is None else imag
+
     def __len__(self) -> int:
         return len(self.real)
 
@@ -106,6 +112,18 @@ def apply(
             ".imag or .abs() before"
         )
     return _FORMS[plain](*args, **kwargs)
+
+
+def made(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function without complex arguments gives of a complex dtype; else NotImplemented."""
+    name = getattr(func, "__name__", "")
+    asked = (*args[1:], *kwargs.values())
+    if name == "cfloat" or (name in _CASTS and any(dtype in _COMPLEX for dtype in asked)):
+        return Complex(args[0].to(torch.float32), torch.zeros_like(args[0], dtype=torch.float32))
+    if name not in _CREATES or kwargs.get("dtype") not in _COMPLEX:
+        return NotImplemented
+    real: Tensor = func(*args, **kwargs | {"dtype": torch.float32})
+    return Complex(real, torch.zeros_like(real))
 
 
 def parts(value: Any) -> tuple[Any, Any]:
@@ -257,6 +275,15 @@ def _cast(x: Complex, *args: Any, **kwargs: Any) -> Complex:
     return x
 
 
+def _zeros_like(x: Complex, *, dtype: torch.dtype | None = None) -> Any:
+    zeros = torch.zeros_like(x.real)
+    return Complex(zeros, zeros.clone()) if dtype in {None, *_COMPLEX} else zeros.to(dtype)
+
+
+_CASTS = frozenset({"to", "type"})
+_CREATES = frozenset(
+    {"empty", "zeros", "ones", "new_empty", "new_zeros", "new_ones", "zeros_like", "ones_like"}
+)
 _SHAPE = frozenset({"shape", "ndim", "size", "dim", "numel", "device", "stride"})
 _LINEAR = frozenset(
     {
@@ -338,6 +365,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "true_divide": _divide,
     "truediv": _divide,
     "view_as_real": _as_real,
+    "zeros_like": _zeros_like,
 }
 
 for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):

@@ -25,7 +25,7 @@ from protofleet.export.capture import (
     override_recurrent,
     override_sampling,
 )
-from protofleet.export.capture.complex_pairs import apply, makes_complex
+from protofleet.export.capture.complex_pairs import apply, made, makes_complex
 from protofleet.export.source_locations import is_users
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
@@ -114,6 +114,10 @@ class ProgramFunctions(TensorsOnly):
         if makes_complex(types, args):
             with self:
                 return apply(func, args, kwargs)
+        with self:
+            pair = made(func, args, kwargs)
+        if pair is not NotImplemented:
+            return pair
         result = super().__torch_function__(func, types, args, kwargs)
         if isinstance(result, Tensor) and result.is_complex():
             raise ExportError(

@@ -134,6 +134,8 @@ def _simplify(model: ir.Model) -> None:
     for node in tuple(model.graph):
         if node.op_type == "MatMul":
             _absorb_transposes(model.graph, node)
+        elif node.op_type == "MaxPool":
+            _keep_padding(model.graph, node)
     common.RemoveUnusedNodesPass()(model)
 
 
@@ -152,6 +154,22 @@ def _absorb_transposes(graph: ir.Graph, node: ir.Node) -> None:
     (old,), (new,) = node.outputs, product.outputs
     new.name, new.shape, new.type = old.name, old.shape, old.type
     ir.convenience.replace_nodes_and_values(graph, node, [node], [product], [old], [new])
+
+
+def _keep_padding(graph: ir.Graph, pool: ir.Node) -> None:
+    """Name all axes of the padding before a pool, which ONNX Runtime then does not fuse with it.
+
+    A pool's own padding is never the largest, and zeros are where all else is below (seen in 1.31).
+    """
+    padded = pool.inputs[0]
+    pad = None if padded is None else padded.producer()
+    if pad is None or pad.op_type != "Pad" or len(pad.inputs) != 3:
+        return
+    rank = 2 + len(pool.attributes["kernel_shape"].as_ints())
+    axes = ir.Value(name=f"{pad.name}_axes", const_value=ir.tensor(list(range(rank))))
+    graph.register_initializer(axes)
+    pad.resize_inputs(4)
+    pad.replace_input_with(3, axes)
 
 
 def _untransposed(value: ir.Value | None) -> tuple[ir.Value | None, bool]:

@@ -9,7 +9,10 @@ import importlib.util
 from protofleet.errors import InputError
 from protofleet.export.sweep.cases import SweepCase
 
-_MODULES = ("shapes", "numbers", "signals", "layers", "recurrent", "images", "sequences")
+_MODULES = (
+    *("shapes", "numbers", "signals", "layers", "recurrent", "images", "sequences"),
+    *("series", "activities", "brains", "sounds", "vision", "patches", "texts", "mixers", "tables"),
+)
 
 
 def all_cases(only: str | None = None) -> tuple[SweepCase, ...]:

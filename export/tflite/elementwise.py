@@ -120,7 +120,10 @@ def _negation(low: Lowering, node: fx.Node) -> Result:
 
 @rule(*_UNARY)
 def _unary(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary(_UNARY[node.target], low.small(args_of(node)[0]))
+    x = low.small(args_of(node)[0])
+    if node.target is _aten.abs.default and low.dtype(node) != F32:
+        return low.basics.binary("MAXIMUM", x, low.basics.unary("NEG", x))
+    return low.basics.unary(_UNARY[node.target], x)
 
 
 @rule(*_SAME)

@@ -10,6 +10,13 @@ import torch
 from protofleet.errors import ExportError
 from protofleet.export.capture.functions import ProgramFunctions
 
+
+def _filled(out, some, others):
+    out[:, :2] = some[:, :2] * 2
+    out[:, 2, 1:] = others[:, 0, 1:]
+    return out
+
+
 _FUNCTIONS = {
     "sum and difference": lambda z, w, x: z + w - x + 2 - w * 3,
     "from the left": lambda z, w, x: (1 - z) * 2 + x * z + (x - w),
@@ -34,6 +41,9 @@ _FUNCTIONS = {
     "as real": lambda z, w, x: torch.view_as_real(z) * torch.view_as_real(-w),
     "polar": lambda z, w, x: torch.polar(z.abs(), w.angle()) * torch.complex(x, x.sin()),
     "shape": lambda z, w, x: z * z.shape[1] * z.ndim * len(w) * z.size(-1) * z.numel(),
+    "written to": lambda z, w, x: _filled(torch.zeros(2, 3, 4, dtype=torch.cfloat), z, w),
+    "written to, as another": lambda z, w, x: _filled(torch.zeros_like(z), w, x),
+    "made complex": lambda z, w, x: x.to(torch.complex64) * z + x.type(torch.cfloat) + x.cfloat(),
     "other dtypes": lambda z, w, x: z.to(torch.complex64) if z.is_complex() else w,
 }
 
@@ -77,5 +87,4 @@ def test_what_has_no_real_form_is_refused_by_name():
 def test_complex_tensors_from_elsewhere_are_refused_with_what_to_do():
     kept = torch.ones(3, dtype=torch.complex64)
     _refused(lambda z: z * kept, r"keep its real and its imaginary part, and join them in forward")
-    _refused(lambda _: torch.zeros(3, dtype=torch.complex64), r"zeros: gives complex numbers")
-    _refused(lambda _: torch.ones(3).to(torch.complex64), r"to: gives complex numbers")
+    _refused(lambda _: torch.rand(3, dtype=torch.complex64), r"rand: gives complex numbers")

@@ -158,6 +158,28 @@ def test_a_batch_that_is_taken_for_time_is_told(model, said):
     check_independent(_Attends(model(), steps_first=True), _X)
 
 
+class _BetweenRows(nn.Module):
+    """Attention over steps, then over the examples of a batch, which are its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.rows = nn.MultiheadAttention(96, 2, batch_first=True)
+        self.head = nn.Linear(96, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.columns(x, x, x)[0].flatten(1).unsqueeze(0)
+        return self.head(self.rows(rows, rows, rows)[0].squeeze(0))
+
+
+def test_attention_between_the_rows_of_a_batch_is_told_with_its_own_module():
+    """Another attention before it adds its biases in another way for one example."""
+    with pytest.raises(
+        InputError, match=r"^module 'rows' .*: operator _softmax mixes .*; give it \(batch, steps,"
+    ):
+        check_independent(_BetweenRows(), _X)
+
+
 @pytest.mark.parametrize("track", [False, True])
 def test_batch_norm_mixes_where_it_keeps_no_running_statistics(track):
     model = _Mixes(nn.BatchNorm1d(8, track_running_stats=track))

@@ -185,3 +185,23 @@ def _alp_session(
     return onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
+
+
+class _ZerosWin(nn.Module):
+    """Zeros around numbers that are all below, of which the largest are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.ones(5)), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        below = -1 - (self.scale * x).square()
+        padded = nn.functional.pad(below[:, None, :, None], (0, 0, 1, 1))
+        return self.head(nn.functional.max_pool2d(padded, (3, 1), 2).flatten(1))
+
+
+def test_zeros_before_a_pool_stay_zeros() -> None:
+    """ONNX Runtime would make them the pool's own padding, which is never the largest."""
+    model = _ZerosWin()
+    program = capture(model, None, {"x": batch((5,))["x"]})
+    check_parity(model, program, to_onnx(program, name="infer"), name="infer")

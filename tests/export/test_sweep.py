@@ -10,7 +10,19 @@ from torch import Tensor, nn
 
 from protofleet.cli.main import main
 from protofleet.errors import InputError
-from protofleet.export.sweep import images, sequences
+from protofleet.export.sweep import (
+    activities,
+    brains,
+    images,
+    mixers,
+    patches,
+    sequences,
+    series,
+    sounds,
+    tables,
+    texts,
+    vision,
+)
 from protofleet.export.sweep.cases import CLASSES, SweepCase, classifier, function
 from protofleet.export.sweep.collect import all_cases
 from protofleet.export.sweep.prove import Proof, SweepRow, prove
@@ -43,7 +55,25 @@ def test_an_architecture_is_taken_whole() -> None:
     assert type(classifier(case)) is nn.Linear
 
 
-@pytest.mark.parametrize("case", [*images.CASES, *sequences.CASES], ids=lambda case: case.name)
+_NETWORKS = (
+    *(
+        images,
+        sequences,
+        series,
+        activities,
+        brains,
+        sounds,
+        vision,
+        patches,
+        texts,
+        mixers,
+        tables,
+    ),
+)
+_ARCHITECTURES = [case for module in _NETWORKS for case in module.CASES]
+
+
+@pytest.mark.parametrize("case", _ARCHITECTURES, ids=lambda case: case.name)
 def test_an_architecture_is_a_classifier_of_its_input(case: SweepCase) -> None:
     model = classifier(case).train()
     x = torch.rand(4, *case.input_shape)
