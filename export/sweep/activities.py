@@ -3,9 +3,9 @@
 Windows are (time, channels), as intake makes them.
 
 Sources: TST (arXiv:2010.02803), Informer (arXiv:2012.07436), Autoformer (arXiv:2106.13008),
-FEDformer (arXiv:2201.12740), TS2Vec (arXiv:2106.10466), S4D (arXiv:2206.11893), S5
-(arXiv:2208.04933), minGRU (arXiv:2410.01201), TinyHAR (Zhou 2022), DeepSense (arXiv:1611.01942),
-Attend and Discriminate (arXiv:2007.07426).
+FEDformer (arXiv:2201.12740), Fourier neural operators (arXiv:2010.08895), TS2Vec
+(arXiv:2106.10466), S4D (arXiv:2206.11893), S5 (arXiv:2208.04933), minGRU (arXiv:2410.01201),
+TinyHAR (Zhou 2022), DeepSense (arXiv:1611.01942), Attend and Discriminate (arXiv:2007.07426).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _AutoCorrelation(nn.Module):
 class _FourierBlock(nn.Module):
     """FEDformer: some frequencies, each multiplied by complex weights of its own."""
 
-    def __init__(self, width: int = 8, modes: int = 12) -> None:
+    def __init__(self, width: int = 8, modes: int = 4) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         chosen = torch.randperm(_TIME // 2, generator=generator)[:modes].sort().values
@@ -146,6 +146,24 @@ class _FourierBlock(nn.Module):
             out[:, :, place] = torch.einsum("bi,io->bo", spectrum[:, :, mode], weights[:, :, place])
         result: Tensor = x + torch.fft.irfft(out, n=x.size(1)).permute(0, 2, 1)
         return result
+
+
+class _FourierOperator(nn.Module):
+    """A Fourier neural operator's layer: the lowest frequencies, in one product and one slice."""
+
+    def __init__(self, width: int = 8, modes: int = 16) -> None:
+        super().__init__()
+        self.modes, self.w = modes, nn.Linear(width, width)
+        self.weights1 = nn.Parameter(torch.rand(width, width, modes, 2) / width**2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_ft = torch.fft.rfft(x.permute(0, 2, 1))
+        out_ft = torch.zeros(*x_ft.shape, device=x.device, dtype=torch.cfloat)
+        weights = torch.view_as_complex(self.weights1)
+        lowest = torch.einsum("bix,iox->box", x_ft[:, :, : self.modes], weights)
+        out_ft[:, :, : self.modes] = lowest
+        back = torch.fft.irfft(out_ft, n=x.size(1)).permute(0, 2, 1)
+        return functional.gelu(back + self.w(x))
 
 
 class _SamePadConv(nn.Module):
@@ -403,6 +421,7 @@ CASES: tuple[SweepCase, ...] = (
     _body("Informer, keys drawn once", lambda: _Distilling(once=True)),
     _body("Autoformer's autocorrelation", _AutoCorrelation, 8),
     _body("FEDformer's Fourier block", _FourierBlock, 8),
+    _body("Fourier neural operator", _FourierOperator, 8),
     _case("TS2Vec", _Ts2Vec),
     _body("S4D", _S4D),
     _body("S5 in a loop, 16 steps", _S5),

@@ -326,12 +326,12 @@ class _Encoder(nn.Module):
         return logits
 
 
-def _text(name: str, build: Callable[[], nn.Module]) -> SweepCase:
+def _text(name: str, build: Callable[[], nn.Module], length: int = _LENGTH) -> SweepCase:
     return SweepCase(
         name=name,
         group="architectures",
         build=build,
-        input_shape=(_LENGTH,),
+        input_shape=(length,),
         tokens=_TOKENS,
         whole=True,
     )
@@ -339,9 +339,13 @@ def _text(name: str, build: Callable[[], nn.Module]) -> SweepCase:
 
 CASES: tuple[SweepCase, ...] = (
     _text("FNet", lambda: Decoder(_Fourier)),
-    _text("Mamba, scan in a loop", lambda: Decoder(_SelectiveScan, nn.Identity, RmsNorm)),
+    _text(
+        "Mamba, scan in a loop of 12",
+        lambda: Decoder(_SelectiveScan, nn.Identity, RmsNorm),
+        length=12,
+    ),
     _text("Mamba-2", lambda: Decoder(_StateSpaceDual, nn.Identity, RmsNorm)),
-    _text("RWKV-4 in a loop", lambda: Decoder(_TimeMix, _ChannelMix)),
+    _text("RWKV-4 in a loop of 12", lambda: Decoder(_TimeMix, _ChannelMix), length=12),
     _text("RetNet", lambda: Decoder(_Retention, SwiGlu)),
     _text("Hyena", lambda: Decoder(_Hyena)),
     _text("QRNN", lambda: Decoder(_Qrnn)),

@@ -345,7 +345,8 @@ class _Kwt(nn.Module):
 
     def __init__(self, width: int = 24, heads: int = 2) -> None:
         super().__init__()
-        self.mel, self.project = LogMel(), nn.Linear(_BANDS, width)
+        self.mel, self.norm0 = LogMel(), nn.InstanceNorm1d(_BANDS)
+        self.project = nn.Linear(_BANDS, width)
         self.token = nn.Parameter(0.02 * torch.randn(1, 1, width))
         self.places = nn.Parameter(0.02 * torch.randn(1, 33, width))
         self.heads, self.scale = heads, (width // heads) ** -0.5
@@ -359,7 +360,7 @@ class _Kwt(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.project(self.mel(x).transpose(1, 2))
+        x = self.project(self.norm0(self.mel(x)).transpose(1, 2))
         b, n, _ = x.shape
         x = torch.cat((self.token.repeat(b, 1, 1), x), dim=1)
         x = x + self.places[:, : n + 1]

@@ -309,10 +309,8 @@ class _Performer(_Attention):
         diagonal = ((x**2).sum(dim=-1) / 2.0).unsqueeze(dim=-1)
         axes = (-1,) if query else (-1, -2)
         largest = torch.amax(dash, dim=axes, keepdim=True).detach()
-        result: Tensor = self.projection.shape[0] ** -0.5 * (
-            torch.exp(dash - diagonal - largest) + 1e-4
-        )
-        return result
+        features: Tensor = torch.exp(dash - diagonal - largest) + 1e-4
+        return features / math.sqrt(self.projection.shape[0])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = self._features(q, query=True), self._features(k, query=False)

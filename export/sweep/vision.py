@@ -295,7 +295,7 @@ class _SpatialTransformer(nn.Module):
         self.fc_loc = nn.Sequential(nn.Linear(54, 16), nn.ReLU(), nn.Linear(16, 6))
         last: Any = self.fc_loc[2]
         last.weight.data.zero_()
-        last.bias.data.copy_(torch.tensor([0.9, 0, 0, 0, 0.9, 0], dtype=torch.float))
+        last.bias.data.copy_(torch.tensor([0.8, 0, 0, 0, 0.8, 0], dtype=torch.float))
 
     def forward(self, x: Tensor) -> Tensor:
         xs = self.localization(x).view(-1, 54)

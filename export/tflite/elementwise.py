@@ -193,7 +193,10 @@ def _full(low: Lowering, node: fx.Node) -> Result:
 def _arange(low: Lowering, node: fx.Node) -> Result:
     numbers, kwargs = args_of(node), {k: v for k, v in node.kwargs.items() if k == "dtype"}
     if any(isinstance(low.get(number), Value) for number in numbers):
-        raise ExportError("a range as long as the batch is no constant")
+        raise ExportError(
+            "a range as long as the batch is no constant: pick from each example by gather or "
+            "torch.take_along_dim, in place of x[torch.arange(len(x)), places]"
+        )
     made = _aten.arange.start_step(*numbers, **kwargs)
     return low.graph.constant(made.numpy(), dtype_of(made.dtype))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from protofleet import cli
 from protofleet.export.capture import capture
 from protofleet.export.capture.source import place_of
 from protofleet.export.classifier import find_parts
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.source_locations import line_here
+from protofleet.export.source_locations import is_users, line_here
+from protofleet.export.sweep import sequences
 from protofleet.nn import align
 
 
@@ -43,6 +45,12 @@ def test_a_model_that_is_ours_is_named_by_its_modules() -> None:
     program = capture(build_model("mlp"), OBJECTIVES["cross_entropy"], example)
     nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
     assert not [place_of(node) for node in nodes if ".py:" in place_of(node)]
+
+
+def test_lines_of_the_sweep_are_told_as_a_users_are() -> None:
+    """Also where the package is reached by links."""
+    assert is_users(sequences.__file__)
+    assert not is_users(cli.__file__)
 
 
 def test_who_calls_is_named_where_no_model_runs() -> None:

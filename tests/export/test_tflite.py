@@ -176,6 +176,24 @@ def test_a_range_keeps_its_kind_of_numbers():
     _check(model, capture(model, None, {"x": batch((4,))["x"]}), "infer")
 
 
+class _Distances(nn.Module):
+    """Scores that a table adds by how far places lie apart, as T5's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        places = torch.arange(4)
+        bias = self.table(torch.abs(places[None] - places[:, None])).squeeze(-1)
+        return self.linear((x @ bias).tanh())
+
+
+def test_whole_numbers_have_sizes():
+    model = _Distances()
+    _check(model, capture(model, _OBJECTIVE, batch((4,))), "train")
+
+
 class _Rows(nn.Module):
     def forward(self, x):
         return x + torch.arange(x.shape[0])[:, None]
