@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
-from protofleet.datasets.windows import Windows, split_in_time
+from protofleet.datasets.windows import parts_in_time
 from protofleet.edge.data.examples import Examples
 from protofleet.edge.personal import checked_examples
 from protofleet.edge.predictions import NO_LABEL
@@ -35,39 +37,85 @@ def to_device_data(
     Raises:
         InputError: the bundle has no classes, no example has a label, or one does not fit.
     """
-    if not manifest.classes:
-        raise InputError(
-            f"recording: expected a bundle with classes, got one of task {manifest.task}; save its "
-            "data as an .npz (docs/device.md)"
-        )
-    windows = _labelled(list(blocks), manifest, raw=raw)
-    if not len(windows.y):
-        raise InputError(
-            "recording: expected examples with a label (column 'label'), got none with one; a "
-            "window has a label if it is the same throughout"
-        )
-    return split_in_time(windows, manifest.classes, test_fraction=test_share)
+    labelled = Labelled(manifest, raw=raw)
+    empty = np.zeros((0, *manifest.preprocessing.input_shape), np.float32)
+    x = np.concatenate([empty, *map(labelled.taken, blocks)])
+    train, test = labelled.parts(test_share)
+    return DeviceData(
+        x_train=x[train],
+        y_train=labelled.y[train],
+        x_test=x[test],
+        y_test=labelled.y[test],
+        classes=manifest.classes,
+    )
 
 
-def _labelled(blocks: list[Examples], manifest: Manifest, *, raw: bool) -> Windows:
-    inputs = manifest.preprocessing
-    x = [checked_examples(one.x, inputs, raw=raw and not one.normalised) for one in blocks]
-    # Examples that are no windows of a stream overlap no other.
-    starts = [np.full(len(one.y), np.inf) if one.start_s is None else one.start_s for one in blocks]
-    y = np.concatenate([np.zeros(0, np.int64), *(one.y for one in blocks)])
-    known = y != NO_LABEL
-    if not known.all():
-        _log.warning(
-            "%d of %d examples have no label and are left out%s",
-            (~known).sum(),
-            len(known),
-            " (a window has one if it is the same throughout)" if inputs.window else "",
-        )
-    start_s = np.concatenate([np.zeros(0), *starts])[known]
-    length_s = inputs.window / inputs.rate_hz if inputs.window and inputs.rate_hz else 0.0
-    with np.errstate(invalid="ignore"):
-        steps_s = np.diff(start_s, prepend=-np.inf)
-    # A start before the last one is by a clock that was set back.
-    follows = (steps_s > 0) & (steps_s < length_s)
-    empty = np.zeros((0, *inputs.input_shape), np.float32)
-    return Windows(x=np.concatenate([empty, *x])[known], y=y[known], follows=follows)
+class Labelled:
+    """Picks examples with a label, and keeps of each its class and whether it overlaps another.
+
+    Args:
+        manifest: the bundle's.
+        raw: as of ``to_device_data``.
+
+    Raises:
+        InputError: the bundle has no classes.
+    """
+
+    def __init__(self, manifest: Manifest, *, raw: bool) -> None:
+        if not manifest.classes:
+            raise InputError(
+                f"recording: expected a bundle with classes, got one of task {manifest.task}; save "
+                "its data as an .npz (docs/device.md)"
+            )
+        inputs = manifest.preprocessing
+        self._inputs, self._raw = inputs, raw
+        self._length_s = inputs.window / inputs.rate_hz if inputs.window and inputs.rate_hz else 0.0
+        self._y, self._follows = array("i"), array("b")
+        self._count, self._last_s = 0, -np.inf
+
+    @property
+    def y(self) -> NDArray[np.int64]:
+        """``(n,)`` class indices of those that have been taken."""
+        return np.array(self._y, np.int64)
+
+    def taken(self, block: Examples) -> NDArray[np.float32]:
+        """Those of a block that have a label, ``(n, *input_shape)``, as the model takes them.
+
+        Raises:
+            InputError: one does not fit the bundle.
+        """
+        x = checked_examples(block.x, self._inputs, raw=self._raw and not block.normalised)
+        known = block.y != NO_LABEL
+        self._count += len(known)
+        # Examples that are no windows of a stream overlap no other.
+        start_s = np.full(len(known), np.inf) if block.start_s is None else block.start_s
+        start_s = start_s[known]
+        with np.errstate(invalid="ignore"):
+            steps_s = np.diff(start_s, prepend=self._last_s)
+        # A start before the last one is by a clock that was set back.
+        follows = (steps_s > 0) & (steps_s < self._length_s)
+        self._last_s = float(start_s[-1]) if len(start_s) else self._last_s
+        self._y.frombytes(block.y[known].astype(np.intc).tobytes())
+        self._follows.frombytes(follows.tobytes())
+        return x if known.all() else x[known]
+
+    def parts(self, test_share: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which of those that have been taken train, and which test; tells how many have no label.
+
+        Raises:
+            InputError: none has been taken.
+        """
+        if lacking := self._count - len(self._y):
+            _log.warning(
+                "%d of %d examples have no label and are left out%s",
+                lacking,
+                self._count,
+                " (a window has one if it is the same throughout)" if self._inputs.window else "",
+            )
+        if not self._y:
+            raise InputError(
+                "recording: expected examples with a label (column 'label'), got none with one; a "
+                "window has a label if it is the same throughout"
+            )
+        follows = np.frombuffer(self._follows, np.bool_)
+        return parts_in_time(np.frombuffer(self._y, np.intc), follows, test_fraction=test_share)

@@ -24,13 +24,10 @@ from protofleet.cli._trust import bundle_trust_option, trusted_keys
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from protofleet.bundle.manifest import Manifest
-    from protofleet.datasets import DeviceData
     from protofleet.edge.data.examples import Examples
     from protofleet.edge.data.recordings import Found
+    from protofleet.edge.data.spooled_examples import SpooledExamples
 
 _PATH = click.Path(path_type=Path)
 
@@ -87,7 +84,7 @@ def prepare(
     """
     start_process(1, quiet=not dry_run)
     from protofleet.bundle import Bundle
-    from protofleet.edge.data.recording import to_device_data
+    from protofleet.edge.data.spooled_examples import spooled
 
     if not dry_run and (out is None or out.suffix != ".npz"):
         given = "--out" if out is None else f"--out '{out}'"
@@ -96,19 +93,19 @@ def prepare(
     table["mapping"] = table_mapping(table["mapping"], sources, manifest)
     found = _Recordings(manifest)
     blocks = found.kept(_blocks(sources, manifest, table, found), keep=plot is not None)
-    data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
-    if plot is not None:
-        from protofleet.report._recordings_figure import draw
+    kept = None if dry_run else out
+    with spooled(blocks, manifest, kept, raw=raw, test_share=test_share) as data:
+        if plot is not None:
+            from protofleet.report._recordings_figure import draw
 
-        draw(found.ended, manifest, plot)
-        click.echo(f"{plot}: drawn")
-    for name, train, test in zip(data.classes, *_counts(data), strict=True):
-        click.echo(f"{name}: {train} to train, {test} to test")
-    if dry_run or out is None:
-        click.echo("nothing is written")
-        return
-    data.save(out)
-    click.echo(f"{out}: {len(data.y_train)} to train, {len(data.y_test)} to test")
+            draw(found.ended, manifest, plot)
+            click.echo(f"{plot}: drawn")
+        _tell(data)
+        if kept is None:
+            click.echo("nothing is written")
+            return
+        data.save(kept)
+    click.echo(f"{kept}: {data.train.sum()} to train, {data.test.sum()} to test")
 
 
 class _Recordings:
@@ -164,7 +161,11 @@ def _blocks(
     return load_examples(sources, manifest, told=found.told, **table)
 
 
-def _counts(data: DeviceData) -> list[NDArray[np.int64]]:
+def _tell(data: SpooledExamples) -> None:
+    """Of each class, how many train and test."""
     import numpy as np
 
-    return [np.bincount(y, minlength=len(data.classes)) for y in (data.y_train, data.y_test)]
+    classes = data.manifest.classes
+    parts = (np.bincount(data.y[rows], minlength=len(classes)) for rows in (data.train, data.test))
+    for name, train, test in zip(classes, *parts, strict=True):
+        click.echo(f"{name}: {train} to train, {test} to test")

@@ -25,6 +25,25 @@ class Windows:
     follows: NDArray[np.bool_]
 
 
+def parts_in_time(
+    y: NDArray[np.integer], follows: NDArray[np.bool_], *, test_fraction: float
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which windows train and which test, ``(n,)`` each, as ``split_in_time`` has it.
+
+    Args:
+        y: ``(n,)`` class indices.
+        follows: as of ``Windows``.
+        test_fraction: part of each class's windows for the test.
+    """
+    train = np.zeros(len(y), bool)
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        train[rows[: len(rows) - round(test_fraction * len(rows))]] = True
+    after_train = np.concatenate([[False], train[:-1]]) & follows
+    before_train = np.concatenate([train[1:] & follows[1:], [False]])
+    return train, ~train & ~after_train & ~before_train
+
+
 def split_in_time(
     windows: Windows, classes: tuple[str, ...], *, test_fraction: float = 0.3
 ) -> DeviceData:
@@ -33,13 +52,7 @@ def split_in_time(
     The first part of each activity trains, the rest tests; a test window that overlaps a training
     window is left out, because a random or adjoining split would leak half a window.
     """
-    train = np.zeros(len(windows.y), bool)
-    for label in np.unique(windows.y):
-        rows = np.flatnonzero(windows.y == label)
-        train[rows[: len(rows) - round(test_fraction * len(rows))]] = True
-    after_train = np.concatenate([[False], train[:-1]]) & windows.follows
-    before_train = np.concatenate([train[1:] & windows.follows[1:], [False]])
-    test = ~train & ~after_train & ~before_train
+    train, test = parts_in_time(windows.y, windows.follows, test_fraction=test_fraction)
     return DeviceData(
         x_train=windows.x[train],
         y_train=windows.y[train],
