@@ -15,11 +15,15 @@ from protofleet.edge.data.binary_files import BINARY, BinaryTable, binary_tables
 from protofleet.edge.data.csv_rows import ByteStream, Row, row_blocks
 from protofleet.edge.data.empatica import with_times
 from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
+from protofleet.edge.data.sensor_logger import LoggedTable, is_logged, logged_tables
 from protofleet.errors import InputError, MissingDataError
 
 _T = TypeVar("_T")
+_Opened = Callable[[], AbstractContextManager[ByteStream]]
 TABLES = frozenset({".csv", ".tsv", ".txt"})
 """Endings of files in which a table is looked for, in a folder or a zip."""
+_LOGGED = ".json"
+"""Of Sensor Logger's, which holds tables of several sensors."""
 MOST_FILES = 10_000
 _MOST_RATIO, _SMALL_BYTES = 200, 100_000_000
 """Tables shrink to a tenth; what shrinks more, and is not small, is made to fill a disk."""
@@ -43,7 +47,7 @@ class RecordingFile:
     name: str
     folder: str
     parts: tuple[str, ...]
-    open: Callable[[], AbstractContextManager[ByteStream]]
+    open: _Opened
     mapping: TableMapping = NO_MAPPING
     marks: RecordingFile | None = None
 
@@ -123,33 +127,81 @@ def _words(name: str) -> frozenset[str]:
 
 def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            place = file.relative_to(path)
-            hidden = any(part.startswith(".") for part in place.parts)
-            if hidden or not file.is_file():
-                continue
-            parts = (path.resolve().name, *place.with_suffix("").parts)
-            if file.suffix.lower() in TABLES:
-                yield _plain(file, str(file.parent), parts)
-            elif file.suffix.lower() == ".zip":
-                yield from _zipped(file)
-            elif is_binary(file):
-                yield from _binary(file, parts)
+        yield from _in_folder(path)
     elif is_binary(path):
         yield from _binary(path, (path.stem,))
+    elif path.suffix.lower() == _LOGGED:
+        yield from _logged(str(path), (path.stem,), _opened(path))
     elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
         yield from _zipped(path)
     else:
         yield _plain(path, "" if alone else str(path.parent), (path.stem,))
 
 
+def _in_folder(path: Path) -> Iterator[RecordingFile]:
+    for file in sorted(path.rglob("*")):
+        place = file.relative_to(path)
+        hidden = any(part.startswith(".") for part in place.parts)
+        if hidden or not file.is_file():
+            continue
+        parts = (path.resolve().name, *place.with_suffix("").parts)
+        if file.suffix.lower() in TABLES:
+            yield _plain(file, str(file.parent), parts)
+        elif file.suffix.lower() == ".zip":
+            yield from _zipped(file)
+        elif is_binary(file):
+            yield from _binary(file, parts)
+        elif file.suffix.lower() == _LOGGED and _is_logged(_opened(file)):
+            yield from _logged(str(file), parts, _opened(file))
+
+
 def _plain(file: Path, folder: str, parts: tuple[str, ...]) -> RecordingFile:
+    opened = _timed(_opened(file), parts[-1])
+    return RecordingFile(name=str(file), folder=folder, parts=parts, open=opened)
+
+
+def _opened(file: Path) -> _Opened:
     @contextmanager
     def opened() -> Iterator[ByteStream]:
         with file.open("rb") as stream:
-            yield with_times(stream, parts[-1])
+            yield stream
 
-    return RecordingFile(name=str(file), folder=folder, parts=parts, open=opened)
+    return opened
+
+
+def _timed(opened: _Opened, name: str) -> _Opened:
+    """Gives a table the times and names that its kind does without."""
+
+    @contextmanager
+    def timed() -> Iterator[ByteStream]:
+        with opened() as stream:
+            yield with_times(stream, name)
+
+    return timed
+
+
+def _is_logged(opened: _Opened) -> bool:
+    with opened() as stream:
+        return is_logged(stream)
+
+
+def _logged(name: str, parts: tuple[str, ...], opened: _Opened) -> Iterator[RecordingFile]:
+    """The tables of Sensor Logger's JSON."""
+
+    def table(one: LoggedTable) -> _Opened:
+        @contextmanager
+        def written() -> Iterator[ByteStream]:
+            with opened() as stream:
+                yield one.stream(stream)
+
+        return written
+
+    with opened() as stream:
+        tables = logged_tables(stream, f"data '{name}'")
+    for one in tables:
+        yield RecordingFile(
+            name=f"{name}: {one.name}", folder=name, parts=(*parts, one.name), open=table(one)
+        )
 
 
 def _binary(path: Path, parts: tuple[str, ...]) -> Iterator[RecordingFile]:
@@ -186,29 +238,33 @@ def _zipped(path: Path) -> Iterator[RecordingFile]:
     for member in sorted(members, key=lambda one: one.filename):
         place = PurePosixPath(member.filename)
         foreign = place.parts[:1] == ("__MACOSX",) or place.name.startswith(".")
-        if member.is_dir() or foreign or place.suffix.lower() not in TABLES:
+        ending = place.suffix.lower()
+        if member.is_dir() or foreign or ending not in (*TABLES, _LOGGED):
             continue
         if member.file_size > max(_SMALL_BYTES, _MOST_RATIO * member.compress_size):
             raise InputError(
                 f"data '{path}': '{place}' unpacks {member.compress_size} bytes to "
                 f"{member.file_size}, which no recording does"
             )
+        name, opened = f"{path}: {place}", _member(path, member)
+        parts = (path.stem, *place.with_suffix("").parts)
+        if ending == _LOGGED:
+            if _is_logged(opened):
+                yield from _logged(name, parts, opened)
+            continue
         yield RecordingFile(
-            name=f"{path}: {place}",
+            name=name,
             folder=str(path) if place.parent == PurePosixPath() else f"{path}: {place.parent}",
-            parts=(path.stem, *place.with_suffix("").parts),
-            open=_member(path, member),
+            parts=parts,
+            open=_timed(opened, parts[-1]),
         )
 
 
-def _member(
-    path: Path, member: zipfile.ZipInfo
-) -> Callable[[], AbstractContextManager[ByteStream]]:
+def _member(path: Path, member: zipfile.ZipInfo) -> _Opened:
     @contextmanager
     def opened() -> Iterator[ByteStream]:
         with zipfile.ZipFile(path) as archive:
-            stream = _Member(archive, member, f"data '{path}': '{member.filename}'")
-            yield with_times(stream, PurePosixPath(member.filename).stem)
+            yield _Member(archive, member, f"data '{path}': '{member.filename}'")
 
     return opened
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ from protofleet.coordinator.membership.members import Members
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets._unpickle import unpickle_arrays
 from protofleet.edge import credentials
+from protofleet.edge.data.csv_rows import row_blocks
 from protofleet.edge.data.examples import read_csv
+from protofleet.edge.data.sensor_logger import logged_tables
 from protofleet.edge.state.journal import (
     Journal,
     PendingUpdate,
@@ -305,6 +308,21 @@ def _read_csv(data: bytes) -> None:
         pass
 
 
+def _sensor_loggers() -> Iterator[bytes]:
+    yield json.dumps(
+        [
+            {"sensor": "Accelerometer", "time": str(k), "x": k / 3, "y": [k, {"z": None}]}
+            for k in range(9)
+        ]
+    ).encode()
+
+
+def _read_sensor_logger(data: bytes) -> None:
+    for table in logged_tables(io.BytesIO(data), "data"):
+        for _ in row_blocks(table.stream(io.BytesIO(data)), "data"):
+            pass
+
+
 def _npzs() -> Iterator[bytes]:
     rng = np.random.default_rng(1)
     data = DeviceData(
@@ -359,6 +377,7 @@ TARGETS = (
            per_byte=200),
     # Up to 100 samples are made of one.
     Target("csv", _read_csv, _csvs, per_byte=2000),
+    Target("sensor_logger", _read_sensor_logger, _sensor_loggers, per_byte=2000),
     # Deflate makes at most 1032 bytes of one.
     Target("npz", _from_file("data.npz", load_device_data), _npzs, per_byte=5000),
     Target("pickle", lambda data: unpickle_arrays(io.BytesIO(data), "data"), _pickles),
