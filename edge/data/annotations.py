@@ -90,8 +90,8 @@ class AnnotationTable:
         The unit is what their name says, that of the samples' column of the same name, or what
         fits; they count as the samples' do, or else from the beginning of the recording.
         """
-        begin = min(float(one.times_s.min()) for one in sensors)
-        end = max(float(one.times_s.max()) for one in sensors)
+        begin = min(one.readings.begin_s for one in sensors)
+        end = max(one.readings.end_s for one in sensors)
 
         def near(unit_s: float, since_s: float = 0.0) -> int:
             found = since_s + unit_s * times

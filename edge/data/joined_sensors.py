@@ -20,6 +20,7 @@ from protofleet.edge.data.csv_rows import Row
 from protofleet.edge.data.csv_stream import SENSOR, SampleStream
 from protofleet.edge.data.csv_table import Table
 from protofleet.edge.data.intake import IntakeCounters, SensorIntake, Window
+from protofleet.edge.data.spooled_readings import SpooledReadings
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -35,16 +36,14 @@ class SensorSamples:
     Attributes:
         name: of the sensor.
         rate_hz: how fast they came.
-        times_s: ``(n,)``.
-        values: ``(n, channels)``, in the bundle's units.
+        readings: times, and values in the bundle's units.
         marks: times from which a class, or -1 for none, is known by the table itself.
         time: the column of times, and seconds of its unit; None: it has none.
     """
 
     name: str
     rate_hz: float
-    times_s: NDArray[np.float64]
-    values: NDArray[np.float64]
+    readings: SpooledReadings
     marks: tuple[tuple[float, int], ...]
     time: tuple[str, float] | None = None
 
@@ -61,7 +60,11 @@ def part_of(manifest: Manifest, channels: Sequence[str]) -> Manifest:
 
 
 def read_sensor(
-    name: str, table: Table, blocks: Iterator[list[Row]], rate_hz: float | None
+    name: str,
+    table: Table,
+    blocks: Iterator[list[Row]],
+    rate_hz: float | None,
+    readings: SpooledReadings,
 ) -> SensorSamples:
     """The readings of a sensor's table.
 
@@ -70,11 +73,12 @@ def read_sensor(
         table: its columns.
         blocks: its rows.
         rate_hz: how fast they come; None: their times tell.
+        readings: where they are to wait, empty.
 
     Raises:
         InputError: as of ``csv_examples.read_csv``; or there are none.
     """
-    kept = _Kept()
+    kept = _Kept(readings)
 
     def make(_: Preprocessing, rates: Mapping[str, float], __: str) -> _Kept:
         kept.rate_hz = rates[SENSOR]
@@ -84,13 +88,12 @@ def read_sensor(
     for rows in blocks:
         stream.push(rows)
     stream.flush()
-    if not kept.times:
+    if not readings.count:
         raise InputError(f"{table.where}: expected samples, got {stream.count}")
     return SensorSamples(
         name=name,
         rate_hz=kept.rate_hz,
-        times_s=np.concatenate(kept.times),
-        values=np.concatenate(kept.values),
+        readings=readings,
         marks=tuple(kept.marks),
         time=None if table.time is None else (table.time, table.unit_s or 1.0),
     )
@@ -100,9 +103,8 @@ def read_sensor(
 class _Kept:
     """Takes samples and keeps them as they are."""
 
+    readings: SpooledReadings
     rate_hz: float = 0.0
-    times: list[NDArray[np.float64]] = field(default_factory=list)
-    values: list[NDArray[np.floating]] = field(default_factory=list)
     marks: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -116,8 +118,7 @@ class _Kept:
         self, _sensor: str, times_s: NDArray[np.float64], values: NDArray[np.floating]
     ) -> list[Window]:
         known = np.isfinite(times_s)
-        self.times.append(times_s[known])
-        self.values.append(values[known])
+        self.readings.add(times_s[known], values[known])
         return []
 
     def flush(self) -> list[Window]:
@@ -145,10 +146,10 @@ def joined_windows(
     intake = SensorIntake(preprocessing, rates, where=where)
     for time_s, label in sorted(marks):
         intake.mark(time_s, label)
-    begin = min(float(one.times_s.min()) for one in sensors)
+    begin = min(one.readings.begin_s for one in sensors)
     turns = [_Turns(one, begin) for one in sensors]
     count = 0
-    for turn in np.unique(np.concatenate([one.numbers for one in turns])):
+    while (turn := min(one.next for one in turns)) < np.inf:
         for one in turns:
             times, values = one.of(turn)
             if len(times):
@@ -159,7 +160,7 @@ def joined_windows(
     yield found
     if not count + len(found):
         spans = "; ".join(
-            f"{one.name} from {one.times_s.min():.1f} to {one.times_s.max():.1f} s"
+            f"{one.name} from {one.readings.begin_s:.1f} to {one.readings.end_s:.1f} s"
             for one in sensors
         )
         raise InputError(
@@ -169,17 +170,34 @@ def joined_windows(
 
 
 class _Turns:
-    """A sensor's readings in the order of time, by the turn in which they come."""
+    """A sensor's readings in the order of time, by the turn in which they come.
+
+    Attributes:
+        next: the turn of the next reading; infinite: there is none.
+    """
 
     def __init__(self, sensor: SensorSamples, begin: float) -> None:
-        order = np.argsort(sensor.times_s, kind="stable")
-        self.name = sensor.name
-        self._times, self._values = sensor.times_s[order], sensor.values[order]
-        self.numbers = np.floor((self._times - begin) / _TURN_S)
+        self.name, self._begin = sensor.name, begin
+        self._blocks = sensor.readings.blocks()
+        self._load()
+
+    def _load(self) -> None:
+        """The next block."""
+        self._times, self._values = next(self._blocks, (np.empty(0), np.empty(0)))
+        self._numbers = np.floor((self._times - self._begin) / _TURN_S)
+        self.next = float(self._numbers[0]) if len(self._numbers) else np.inf
 
     def of(self, turn: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        first, after = (
-            np.searchsorted(self.numbers, turn, "left"),
-            np.searchsorted(self.numbers, turn, "right"),
-        )
-        return self._times[first:after], self._values[first:after]
+        """Times and values of a turn, which is ``next`` or before it."""
+        times, values = [self._times[:0]], [self._values[:0]]
+        while self.next == turn:
+            after = int(np.searchsorted(self._numbers, turn, "right"))
+            times.append(self._times[:after])
+            values.append(self._values[:after])
+            if after == len(self._numbers):
+                self._load()
+                continue
+            self._times, self._values = self._times[after:], self._values[after:]
+            self._numbers = self._numbers[after:]
+            self.next = float(self._numbers[0])
+        return np.concatenate(times[1:] or times), np.concatenate(values[1:] or values)

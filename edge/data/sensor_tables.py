@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -22,6 +23,7 @@ from protofleet.edge.data.joined_sensors import (
     read_sensor,
 )
 from protofleet.edge.data.recording_files import RecordingFile
+from protofleet.edge.data.spooled_readings import SpooledReadings
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
@@ -63,11 +65,19 @@ class SensorTables:
         Raises:
             InputError: a table cannot be read, or the sensors never overlap.
         """
-        sensors = [_read(one, manifest, options) for one in self.tables]
-        marks = self._marked(sensors, manifest)
-        where = f"data '{self.name}'"
-        for windows in joined_windows(where, sensors, marks, manifest.preprocessing):
-            yield from to_blocks(windows, manifest)
+        with ExitStack() as stack:
+            readings = [
+                stack.enter_context(closing(SpooledReadings(len(one.channels))))
+                for one in self.tables
+            ]
+            sensors = [
+                _read(one, manifest, options, waiting)
+                for one, waiting in zip(self.tables, readings, strict=True)
+            ]
+            marks = self._marked(sensors, manifest)
+            where = f"data '{self.name}'"
+            for windows in joined_windows(where, sensors, marks, manifest.preprocessing):
+                yield from to_blocks(windows, manifest)
 
     def marked(self, marks: RecordingFile) -> SensorTables:
         """The same with another table of marks.
@@ -226,7 +236,9 @@ def _peek(file: RecordingFile, channels: Sequence[str]) -> _Look:
         return _Look(file=file, header=[], channels=())
 
 
-def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> SensorSamples:
+def _read(
+    look: _Look, manifest: Manifest, options: Mapping[str, Any], readings: SpooledReadings
+) -> SensorSamples:
     """All that a sensor's table holds."""
     file, part = look.file, part_of(manifest, look.channels)
     rate_hz, time = options.get("rate_hz"), options.get("time")
@@ -243,4 +255,4 @@ def _read(look: _Look, manifest: Manifest, options: Mapping[str, Any]) -> Sensor
         )
         table = Table(file.where, columns, part)
         begin = first[1:] if look.is_named else first
-        return read_sensor(file.parts[-1], table, chain([begin], rows), rate_hz)
+        return read_sensor(file.parts[-1], table, chain([begin], rows), rate_hz, readings)
