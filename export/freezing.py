@@ -35,8 +35,8 @@ def freeze(model: nn.Module, except_: str | Sequence[str] = ()) -> tuple[str, ..
         if not any(_matches(name, pattern) for name in named):
             shown = ", ".join(f"'{name}'" for name in list(named)[-_SHOWN:])
             raise InputError(
-                f"freeze: '{pattern}' names no parameter; expected a name, a module or a pattern "
-                f"such as 'head.*', of {'..., ' if len(named) > _SHOWN else ''}{shown}"
+                f"'{pattern}' names no parameter of the model; expected a name, a module or a "
+                f"pattern such as 'head.*', of {'..., ' if len(named) > _SHOWN else ''}{shown}"
             )
     for value in named.values():
         value.requires_grad = False
