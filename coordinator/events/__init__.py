@@ -1,7 +1,7 @@
 """What a coordinator reports while it runs, one record per event.
 
 ``protofleet coordinator run --json`` prints each as one line of JSON with ``event`` and ``time_s``
-(Unix seconds); ``docs/coordinator.md`` lists them.
+(Unix seconds); ``docs/events.md`` lists them.
 """
 
 from __future__ import annotations

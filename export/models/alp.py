@@ -351,7 +351,7 @@ class Alignment(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        # A plan balances over all tokens of a batch (docs/export.md).
+        # A plan balances over all tokens of a batch (docs/export-internals.md).
         self.mixes_samples = config.alp_assignment == "transport"
         generator = generator or generator_beside()
         for name in ("local_prototypes", "global_prototypes"):

@@ -23,7 +23,7 @@ def test_every_event_has_a_sentence_and_comes_back_from_its_line():
 
 
 def test_every_event_stands_in_the_pages_table():
-    text = (Path(__file__).parents[2] / "docs" / "coordinator.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
     named = {line.split("|")[1] for line in text.splitlines() if line.startswith("| `")}
     tags = [kind.__struct_config__.tag for kind in events.KINDS]
     assert [tag for tag in tags if not any(f"`{tag}`" in first for first in named)] == []

@@ -82,7 +82,7 @@ def test_the_strategies_that_a_browser_lacks_are_named():
 def test_the_strategies_that_take_no_aggregation_rule_are_named():
     texts = {
         _DOCS: r"description has `combines` other than `.each.`: all but (.*?), where nothing",
-        _ROOT / "docs" / "coordinator.md": r"\n- (`fedsub`, which fuses.*?) have no use for a rule",
+        _ROOT / "docs" / "aggregation.md": r"\n- (`fedsub`, which fuses.*?) have no use for a rule",
     }
     for path, where in texts.items():
         (said,) = re.findall(where, path.read_text(), re.DOTALL)

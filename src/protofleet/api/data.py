@@ -96,7 +96,7 @@ def read_recording(  # noqa: PLR0913 - what a person may say of a table, each by
         labels: a table of what a person has marked: a column of times and one of labels, or start,
             end and label.
         mapping: a file that says what columns and labels mean where their names do not
-            (docs/device.md).
+            (docs/recordings.md).
 
     Returns:
         The examples that have a label.

@@ -90,7 +90,7 @@ def claims(
     The same where another machine has run other claims:
       protofleet experiment claims --status --earlier there.json --markdown claims.md
 
-    Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
+    Claims stand in experiments/claims/papers/ (docs/tables.md, "Claims").
     """  # noqa: D301 - click's mark for lines to keep
     from rich.console import Console
 

@@ -230,7 +230,7 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
             click.echo(
                 f"{record.program}: gradients were proved in double precision; in single precision "
                 f"they are uncertain to {record.gradient_noise:.0e}, as PyTorch's own "
-                "(docs/export.md, Parity)"
+                "(docs/export-internals.md, Parity)"
             )
     click.echo(
         f"{report.path}: {report.params:,} parameters, {report.state:,} other values, "

@@ -57,8 +57,8 @@ def export_model(
     """Write the personal model as plain .onnx and .tflite, with the values inside.
 
     ONNX Runtime and LiteRT run the files without Protofleet. They give the probabilities that
-    'device predict' prints; classes and preprocessing stand in their metadata (docs/device.md).
-    Neither PyTorch nor onnx is needed.
+    'device predict' prints; classes and preprocessing stand in their metadata
+    (docs/predictions.md). Neither PyTorch nor onnx is needed.
     """
     start_process(threads, quiet=True)
     from protofleet.durable import write_whole

@@ -90,7 +90,7 @@ def predict(
     SOURCE holds examples, preprocessed as the data that the device trains on, or with --raw as they
     come; or a CSV of sensor samples with the bundle's channels as columns, which is cut into
     windows. With labels, scores follow. A federation may be running meanwhile; a
-    sensor on standard input gets each new round's model (docs/device.md).
+    sensor on standard input gets each new round's model (docs/predictions.md).
     """
     start_process(threads, quiet=True)
     from protofleet.edge.data.examples import load_examples, read_csv

@@ -1,7 +1,7 @@
 """The papers' claims as files: what is claimed, what the paper prints, and what is compared here.
 
 ``experiments/claims/papers/<paper>.toml`` has the claims of one paper; the experiments that measure
-them lie beside that folder. ``docs/experiments.md`` explains every field.
+them lie beside that folder. ``docs/tables.md`` explains every field.
 """
 
 from __future__ import annotations
@@ -229,9 +229,9 @@ def _load(file: Path) -> PaperClaims:
         raise InputError(f"claims '{file}': {error.strerror}") from error
     except msgspec.ValidationError as error:
         wrong = explain(error, PaperClaims, values)
-        raise InputError(f"claims '{file}': {wrong}; see docs/experiments.md") from error
+        raise InputError(f"claims '{file}': {wrong}; see docs/tables.md") from error
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise InputError(f"claims '{file}': {error}; see docs/experiments.md") from error
+        raise InputError(f"claims '{file}': {error}; see docs/tables.md") from error
 
 
 def _check(claim: Claim, experiment: Experiment) -> None:

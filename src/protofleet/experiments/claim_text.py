@@ -44,7 +44,7 @@ This page is made, not written:
 --pictures docs/images`.
 Claims, settings and remarks stand in `src/protofleet/experiments/claims/papers/`, the experiments
 that measure them in the folder above, every seed's figures in `docs/claims.json`; how to add one:
-[experiments.md](experiments.md#claims)."""
+[tables.md](tables.md#claims)."""
 _ABOUT = "How the figures are made, and what a verdict means"
 _FIGURES = """\
 **Figures.** Of each seed both methods get the same division of the data. Their scores are

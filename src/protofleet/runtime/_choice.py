@@ -12,7 +12,7 @@ from protofleet.runtime._backend import Backend, Kernels, ProgramSource
 
 BackendName = Literal["auto", "onnx", "litert"]
 """Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed and the
-bundle has ONNX files, else LiteRT (docs/device.md says why)."""
+bundle has ONNX files, else LiteRT (docs/predictions.md says why)."""
 
 PACKAGES = {
     "onnx": (
