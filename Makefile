@@ -4,9 +4,9 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 # A file's tests share what is slow to make, so they stay in one process; each has one thread.
-# Two processes more than processors, as tests of whole federations wait for each other; four at most.
+# One process more than processors, as tests of whole federations wait for each other; four at most.
 # The order of files is tests/conftest.py's. Processes that tests start share compiled modules.
-PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); [ $$n -lt 2 ] && echo $$((n + 2)) || echo 4)
+PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # What runs on a device and beside the broker, tested where neither PyTorch nor onnx is found.
 LEAN := tests/edge tests/coordinator

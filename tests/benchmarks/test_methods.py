@@ -18,7 +18,7 @@ def a_cell(*, architecture="A", strategy="one", version="0.2.0", day="2026-11-26
 
 
 @pytest.mark.mosquitto
-@pytest.mark.slow(seconds=15)
+@pytest.mark.full_size
 def test_a_method_runs_with_both_runtimes_or_says_what_to_do():
     """One for each way in which a bundle is made, and one that wants images."""
     found = {

@@ -48,6 +48,7 @@ def test_a_strategy_helps_every_owner_and_harms_none(label, folder, data_root):
     assert len(row.rates) == 1
 
 
+@pytest.mark.full_size
 @pytest.mark.parametrize("label", OWN)
 def test_a_strategy_learns_with_its_own_rate(label, folder, data_root):
     _, results = _run(folder, data_root, tuple(OWN), finds_rate=False)

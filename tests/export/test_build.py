@@ -201,8 +201,11 @@ _SMALL: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    # ``hart_alp`` has all of ``hart``.
-    [pytest.param(one, marks=pytest.mark.full_size) if one == "hart" else one for one in _SMALL],
+    # ``hart_alp`` has all of ``hart``, and of ``vit`` what has alignment layers.
+    [
+        pytest.param(one, marks=pytest.mark.full_size) if one in {"hart", "vit"} else one
+        for one in _SMALL
+    ],
 )
 def test_registered_models_pass_parity(name: str, tmp_path: Path) -> None:
     """Small variants: plain ONNX Runtime and the device's runtime with its kernels."""

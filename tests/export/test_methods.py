@@ -124,7 +124,13 @@ _SETTINGS = {"cdfl": {"restarts": 2, "value_range": (-4.0, 4.0)}, "fedhp": _STEP
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("made", "name"), [(made, name) for made, names in _RUNS.items() for name in names]
+    ("made", "name"),
+    [
+        # CDFL runs over the wire in tests/e2e/test_every_strategy.py.
+        pytest.param(made, name, marks=[pytest.mark.full_size] if name == "cdfl" else [])
+        for made, names in _RUNS.items()
+        for name in names
+    ],
 )
 def test_methods_train_models_that_know_nothing_of_them(made: str, name: str, exported) -> None:
     """Two rounds of two devices, one per runtime: the server's state moves and stays finite."""

@@ -63,7 +63,7 @@ def test_the_small_stem_keeps_the_resolution(small: bool, side: int) -> None:  #
     assert seen == [(side, side)]
 
 
-@pytest.mark.slow(seconds=20)
+@pytest.mark.full_size
 @pytest.mark.timeout(600)
 def test_resnet18_trains_as_in_pytorch() -> None:
     """Strided 1x1 convolutions, overlapping pooling, and new statistics of every batch norm."""

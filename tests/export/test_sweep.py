@@ -128,7 +128,13 @@ _REPRESENTATIVE = {
 
 
 @pytest.mark.slow(seconds=15)
-@pytest.mark.parametrize("names", _REPRESENTATIVE.values(), ids=_REPRESENTATIVE)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(names, id=name, marks=[pytest.mark.full_size] if name == "planes" else [])
+        for name, names in _REPRESENTATIVE.items()
+    ],
+)
 def test_representative_operators_train_in_both_runtimes(names: tuple[str, ...]) -> None:
     found = {case.name: case for case in all_cases()}
     cases = [found[name] for name in names]

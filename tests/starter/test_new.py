@@ -79,8 +79,10 @@ def _fill(folder, kind):
     "kind",
     [
         "windows",
-        "numbers",
-        *(pytest.param(kind, marks=pytest.mark.full_size) for kind in ("images", "table", "texts")),
+        *(
+            pytest.param(kind, marks=pytest.mark.full_size)
+            for kind in ("numbers", "images", "table", "texts")
+        ),
     ],
 )
 def test_its_first_commands_run_as_they_are_written(kind, tmp_path, monkeypatch):
