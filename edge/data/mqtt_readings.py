@@ -42,7 +42,7 @@ _UNITS = (1.0, 1e-3, 1e-6, 1e-9)
 _TOPIC_BYTES = 65_535
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Events of a broker, such as ``Link``'s."""
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:
@@ -299,7 +299,7 @@ class Joiner:
 
 
 def read_mqtt(
-    source: Source,
+    source: EventSource,
     joiner: Joiner,
     clock: Callable[[], float],
     *,

@@ -237,9 +237,10 @@ def _told(model: nn.Module, found: tuple[LayerPart, ...], x: Tensor) -> tuple[La
     return (*parts, *(LayerPart(name=name, before=None, hidden=True) for name in unseen))
 
 
-def _with_trained_weights(model: nn.Module) -> tuple[str, ...]:
+def _with_trained_weights(model: nn.Module) -> frozenset[str]:
+    """Names of modules; of a weight that several share, the first one's."""
     trained = (name for name, value in model.named_parameters() if value.requires_grad)
-    return tuple(name.removesuffix(".weight") for name in trained if name.endswith(".weight"))
+    return frozenset(name.removesuffix(".weight") for name in trained if name.endswith(".weight"))
 
 
 def _ancestors(calls: Sequence[Call], end: Call | None) -> list[Call]:

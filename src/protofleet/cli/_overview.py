@@ -15,6 +15,7 @@ from protofleet.errors import InputError
 from protofleet.experiments import _overview_figure, _overview_text
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.overview import BASELINE, overview
+from protofleet.experiments.pages import write_pages
 from protofleet.printable import shell_word
 
 
@@ -46,10 +47,7 @@ def compare(
         _overview_figure.draw(found, plot)
     picture = None if plot is None else os.path.relpath(plot, page.parent if page else ".")
     if page is not None:
-        for path, text in _overview_text.pages(found, command, picture, page.stem).items():
-            place = page.parent / path if path != f"{page.stem}.md" else page
-            place.parent.mkdir(exist_ok=True)
-            replace_whole(place, text.encode(), shared=True)
+        write_pages(page, _overview_text.pages(found, command, picture, page.stem))
     if json_file is not None:
         content = msgspec.json.encode(found.data_sets)
         replace_whole(json_file, msgspec.json.format(content, indent=1), shared=True)

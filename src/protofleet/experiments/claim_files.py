@@ -13,6 +13,7 @@ from protofleet.experiments.claim_curves import compared, curve_section
 from protofleet.experiments.claim_figures import draw
 from protofleet.experiments.claim_results import ClaimResult
 from protofleet.experiments.claim_text import pages
+from protofleet.experiments.pages import write_pages
 
 
 def draw_claims(results: Sequence[ClaimResult], folder: Path) -> dict[str, Path]:
@@ -63,7 +64,4 @@ def write_page(path: Path, results: Sequence[ClaimResult], drawn: Mapping[str, P
         key: Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
         for key, picture in drawn.items()
     }
-    for name, text in pages(results, seen, path.stem).items():
-        place = path.parent / name if name != f"{path.stem}.md" else path
-        place.parent.mkdir(exist_ok=True)
-        replace_whole(place, text.encode(), shared=True)
+    write_pages(path, pages(results, seen, path.stem))
