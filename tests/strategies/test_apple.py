@@ -17,7 +17,7 @@ from quadratic_clients import (
     relative_error,
     start,
 )
-from toy_model import new_rng, server_tools
+from toy_model import changed, new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
@@ -68,6 +68,32 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
             rounds.agree(tensors["relations"], expected)
     counts = [COUNTS[name] for name in sorted(COUNTS)]
     np.testing.assert_array_equal(clients.server.tensors["examples"], counts)
+
+
+def test_a_regression_moves_relations_by_its_loss_in_squares_of_its_targets(make_tools):
+    """Targets of 20 and -20: an η_2 as of a loss that is 400 times smaller; μ stays what it is."""
+    unit, lr, mu = 400, 0.8, 0.5
+
+    def make_regression(client_id, examples):
+        tools, seen = make_tools(client_id, examples)
+        y = np.where(np.arange(len(examples)) % 2, -20, 20).astype(np.float32)
+        return changed(tools, y=y[:, None]), seen
+
+    model = dataclasses.replace(start(), task="regression")
+    strategy = build("apple", {**_SETTINGS, "relation_lr": lr, "mu": mu}, model)
+    clients = QuadraticClients(strategy, make_regression)
+    scaled = {"relation_lr": lr / unit, "mu": mu * unit}
+    oracle = Apple(
+        gradients(), COUNTS, start().params.buffer, lr=_LR, steps=_STEPS, rounds=20, **scaled
+    )
+    for _ in range(3):
+        clients.round("abcd")
+        oracle.round({name: _names(clients, name) for name in "abcd"})
+    for name in "abcd":
+        tensors = clients.states[name].tensors
+        order = [_BY_KEY[key] for key in tensors["met/keys"].tolist()]
+        expected = [oracle.relations[name][other] for other in [*order, name]]
+        assert relative_error(tensors["relations"], expected) < 2e-6
 
 
 def test_all_are_sent_or_as_many_as_are_asked_for_in_turn(make_tools):

@@ -35,7 +35,9 @@ Deviations:
     - The server keeps a core model that is longer than ``norm_clip`` times the median one shortened
       to that: others' models stand in every client's sum, so that a single one could spoil all.
     - Buffers of the model do not travel. Default optimiser as in ``fedavg.py``; p_i moves by plain
-      gradient steps.
+      gradient steps. In a regression they are those of the loss divided by the largest of itself,
+      the mean square of the client's targets and 1: ⟨∇L, w_j^c⟩ grows with the square of the
+      target's unit, so that no η_2 would fit both degrees and radians per second.
 """
 
 from __future__ import annotations
@@ -284,6 +286,13 @@ def _relations(
     return relations
 
 
+def _mean_square(model: Model, y: NDArray[Any]) -> float | None:
+    """Of a regression's targets; None for other tasks, whose losses have no unit."""
+    if model.task != "regression":
+        return None
+    return float(np.mean(np.square(y, dtype=np.float64))) if y.size else 0.0
+
+
 def _fading(round_id: int, rounds: int) -> float:
     """λ(r), for r from 0."""
     return (1 + math.cos(math.pi * round_id / rounds)) / 2 if round_id < rounds else 0.0
@@ -311,6 +320,7 @@ class _Mixture:
         self._rows = np.concatenate([others.models, own.buffer[None]])
         self.core = TensorMap(layout, self._rows[-1])
         self.relations, self._shares = _relations(state, others, shares), shares
+        self._mean_square = _mean_square(method.model, tools.training.y)
         self.penalty = 0.0
         self._lr, self._clip_norm = method.settings.relation_lr, method.settings.clip_norm
         self._optimiser = Optimiser(layout, (Group(optimiser=method.settings.optimiser),))
@@ -330,6 +340,8 @@ class _Mixture:
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
         slopes = inner_products(self._rows, step.grads.buffer)
+        if self._mean_square is not None:
+            slopes /= max(step.loss, self._mean_square, 1)
         slopes += self.penalty * (self.relations - self._shares)
         step.grads.buffer[...] *= np.float32(self.relations[-1])
         self._optimiser.step(self.core, step.grads)
