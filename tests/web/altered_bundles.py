@@ -26,8 +26,8 @@ _VALUES: list[Any] = [
 _KEYS = ("new", "w", "7", "", "\u202e", "x" * 300)
 
 
-def altered(folder: Path, count: int) -> Iterator[tuple[str | None, Path]]:
-    """Bundles below ``folder``, each with the rule that refuses it; None where nothing does."""
+def altered(folder: Path, count: int) -> Iterator[Path]:
+    """Bundles, written below ``folder``."""
     golden_bundles.written(folder)
     good = Bundle.open(folder / "layered.pfb", trusted={PUBLIC})
     manifest = json.loads(good.source.read(MANIFEST, 1 << 22))
@@ -42,14 +42,15 @@ def altered(folder: Path, count: int) -> Iterator[tuple[str | None, Path]]:
         content = {MANIFEST: text, SIGNATURE: PUBLIC + KEY.sign(text), **files}
         path = folder / f"altered-{number}.pfb"
         path.write_bytes(b"".join(archive(content)))
-        yield _rule(path), path
+        yield path
 
 
-def _rule(path: Path) -> str | None:
+def refusal(path: Path) -> RefusedError | None:
+    """Why a bundle is refused; None where it is not."""
     try:
         Bundle.open(path, trusted={PUBLIC})
     except RefusedError as error:
-        return error.rule
+        return error
     return None
 
 

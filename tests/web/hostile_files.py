@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from altered_bundles import altered
+from altered_bundles import altered, refusal
 from attacks import hostile
 from tiny_bundle import tiny_bundle
 
@@ -44,12 +45,14 @@ _LEFT_OUT = [
     "wire/test_codecs.py::test_what_coding_loses_of_an_increment_comes_with_the_next",
 ]
 _ALTERED = 500
+_OF_A_PATH = re.compile(r"^'[^']*\.pfb': ")
+"""Which bundle it is; a browser knows of one."""
 _PASSED_OVER = 1 << 28
 """Files from this size on are sparse: only their size is written down."""
 
 
 class Recorder:
-    """Keeps files that readers refuse, and by which rule."""
+    """Keeps files that readers refuse, by which rule and in which words."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,22 +60,22 @@ class Recorder:
         self.cases: list[dict[str, Any]] = []
         self._inside = False
 
-    def bundle(self, rule: str | None, path: Path, **more: Any) -> None:
+    def bundle(self, refusal: RefusedError | None, path: Path, **more: Any) -> None:
         """A single-file bundle; None: it is a good one."""
         size = path.stat().st_size
         file = None if size >= _PASSED_OVER else self._file(path.read_bytes())
-        self._add("bundle", rule, file=file, size=size, **more)
+        self._add("bundle", refusal, file=file, size=size, **more)
 
     def assert_refused(self, original: Callable[..., None]) -> Callable[..., None]:
         """``hostile.assert_refused`` that also keeps its single files."""
 
         @functools.wraps(original)
         def wrapped(rule: str, *paths: Path, match: str | None = None) -> None:
-            for path in paths:
-                if path.is_file():
-                    self.bundle(rule, path, max_fields=onnx_files.MAX_FIELDS)
             with self._outermost():
                 original(rule, *paths, match=match)
+                for path in paths:
+                    if path.is_file():
+                        self.bundle(refusal(path), path, max_fields=onnx_files.MAX_FIELDS)
 
         return wrapped
 
@@ -90,7 +93,7 @@ class Recorder:
                 except RefusedError as error:
                     if not inside:
                         more = about(*args, **options)
-                        self._add(kind, error.rule, file=self._file(data), size=len(data), **more)
+                        self._add(kind, error, file=self._file(data), size=len(data), **more)
                     raise
 
         return wrapped
@@ -119,9 +122,10 @@ class Recorder:
         (self._folder / name).write_bytes(data)
         return name
 
-    def _add(self, kind: str, rule: str | None, **more: Any) -> None:
+    def _add(self, kind: str, refusal: RefusedError | None, **more: Any) -> None:
         test = os.environ.get("PYTEST_CURRENT_TEST", "a good one").removesuffix(" (call)")
-        self.cases.append({"kind": kind, "test": test, "rule": rule, **more})
+        rule, says = (refusal.rule, _OF_A_PATH.sub("", str(refusal))) if refusal else (None, "")
+        self.cases.append({"kind": kind, "test": test, "rule": rule, "says": says, **more})
 
 
 class _Flag:
@@ -162,8 +166,8 @@ def record(folder: Path) -> Recorder:
         raise SystemExit(status)
     good = folder / "good.pfb"
     recorder.bundle(None, tiny_bundle(good, hostile.KEY))
-    for rule, path in altered(folder / "altered", _ALTERED):
-        recorder.bundle(rule, path)
+    for path in altered(folder / "altered", _ALTERED):
+        recorder.bundle(refusal(path), path)
     return recorder
 
 

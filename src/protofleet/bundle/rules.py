@@ -152,7 +152,8 @@ def _check_texts(manifest: Manifest) -> None:
     try:
         datetime.fromisoformat(manifest.created)
     except ValueError as error:
-        raise RefusedError("manifest", f"{MANIFEST}: created: {error}") from error
+        got = f"created: expected ISO 8601, got {manifest.created[:40]!r}"
+        raise RefusedError("manifest", f"{MANIFEST}: {got}") from error
 
 
 def _is_label(text: str) -> bool:

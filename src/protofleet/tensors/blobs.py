@@ -311,7 +311,7 @@ def _checked_entry(name: str, entry: Any) -> _Entry:
     form = _DTYPES.get(dtype) if isinstance(dtype, str) else None
     if form is None:
         # A nested value is not written out: that may be deeper than the interpreter goes.
-        got = repr(dtype[:20]) if isinstance(dtype, str) else type(dtype).__name__
+        got = repr(dtype[:20]) if isinstance(dtype, str) else "no text"
         raise RefusedError("blob-dtype", f"tensor '{name}': expected a dtype's name, got {got}")
     shape = _checked_ints(name, entry["shape"], "blob-shape")
     offsets = _checked_ints(name, entry["data_offsets"], "blob-offsets")

@@ -241,7 +241,7 @@ def decode(
             check(tensors)
         return tensors, metadata
     if coding.codec not in NAMES:
-        raise refused(f"expected one of {NAMES}, got '{coding.codec[:64]}'")
+        raise refused(f"expected one of {', '.join(NAMES)}, got '{coding.codec[:64]}'")
     raw_bytes = coding.raw_bytes
     if not 0 < raw_bytes <= max_bytes:
         raise refused(f"expected 1 to {max_bytes} bytes before compression, got {raw_bytes}")

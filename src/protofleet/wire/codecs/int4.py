@@ -52,7 +52,7 @@ def _from_nibbles(nibbles: NDArray[Any], scales: NDArray[Any], bounds: NDArray[n
     if codes[size:].any() or codes[:size].min(initial=1) == 0:
         raise refused("nibbles: expected codes of 1 to 15, and 0 behind the last")
     if not ((scales >= 0) & (scales <= MOST_SCALE)).all():
-        raise refused(f"scales: expected finite numbers from 0 to {MOST_SCALE:g}")
+        raise refused(f"int4 scales: expected 0 to {MOST_SCALE}")
     values: Floats = codes[:size].astype(np.float32) - np.float32(8)
     values *= spread(scales, bounds)
     return values

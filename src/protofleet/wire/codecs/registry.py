@@ -20,7 +20,7 @@ CODECS: Mapping[str, type[TensorCodec]] = MappingProxyType(
 ZLIB = "+zlib"
 NAMES = (RAW, *(name + end for name in CODECS for end in ("", ZLIB)))
 """What an offer may name."""
-STREAMS = frozenset(stream for one in CODECS.values() for stream in one.streams)
+STREAMS = tuple(dict.fromkeys(stream for one in CODECS.values() for stream in one.streams))
 UP = (RAW, *CODECS)
 """What the federation file may ask for, for updates …"""
 DOWN = (RAW, *(name for name, one in CODECS.items() if one.for_payloads))

@@ -4,7 +4,7 @@ import { RefusedError } from "../errors.ts";
 import { sha256Hex } from "../hash.ts";
 import { MAX_NAME_CHARS, MAX_TENSORS } from "../tensors/safetensors.ts";
 import { sameShape, sizeOf, type Tensors } from "../tensors/tensors.ts";
-import { isLabel, shown } from "../text.ts";
+import { byCodePoint, isLabel, shown } from "../text.ts";
 import { MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE } from "./archive.ts";
 import { checkPrograms } from "./ports.ts";
 import type { LayerDecl, Manifest, Preprocessing, TensorDecl } from "./manifest.ts";
@@ -45,8 +45,8 @@ export async function checkManifest(manifest: Manifest): Promise<void> {
 /** Names, shapes and dtype of a decoded blob are those declared; rule `layout`. */
 export function checkDeclared(tensors: Tensors, declared: readonly TensorDecl[], file: string): void {
   const shapes = new Map(declared.map(({ name, shape }) => [name, shape]));
-  const odd = [...tensors.keys()].find((name) => !shapes.has(name)) ??
-    [...shapes.keys()].find((name) => !tensors.has(name));
+  const missing = [...shapes.keys()].filter((name) => !tensors.has(name));
+  const [odd] = [...tensors.keys()].filter((name) => !shapes.has(name)).concat(missing).sort(byCodePoint);
   if (odd !== undefined) {
     throw new RefusedError("layout", `${file}: tensor '${shown(odd)}' is surplus or absent`);
   }
@@ -190,13 +190,18 @@ function layerProblem({ name, before }: LayerDecl, { shapes, told, earlier }: Kn
 
 /** Sizes, rates and statistics that fit together. */
 function checkPreprocessing(pre: Preprocessing): void {
-  for (const [holds, wanted] of [...sizeRules(pre), ...valueRules(pre)]) {
-    if (!holds) throw new RefusedError("preprocessing", `preprocessing: expected ${wanted}`);
+  for (const [holds, wanted, got] of [...sizeRules(pre), ...valueRules(pre)]) {
+    if (!holds) throw refusedPreprocessing(`${wanted}, got ${shown(typeof got === "object" ? listed(got!) : String(got), 80)}`);
+  }
+  if (pre.tokens === null) return;
+  const plain = pre.mean.length > 0 && pre.mean.every((value) => value === 0) && pre.std.every((value) => value === 1);
+  if (!(pre.tokens > 0 && pre.tokens <= MAX_TOKENS && plain)) {
+    throw refusedPreprocessing(`at most ${MAX_TOKENS} tokens, not normalised`);
   }
 }
 
-/** Whether it holds, and what was expected. */
-type Rule = readonly [boolean, string];
+/** Whether it holds, what was expected, what was got. */
+type Rule = readonly [boolean, string, number | string | null | readonly number[]];
 
 function sizeRules(pre: Preprocessing): Rule[] {
   const shape = pre.input_shape;
@@ -206,38 +211,42 @@ function sizeRules(pre: Preprocessing): Rule[] {
   const named = pre.channels.length <= MAX_CHANNELS &&
     pre.channels.every((name) => isLabel(name, MAX_LABEL_CHARS));
   return [
-    [shape.length <= MAX_AXES, `at most ${MAX_AXES} axes in input_shape`],
-    [shape.every((axis) => axis > 0), "sizes > 0 in input_shape"],
-    [sizeOf(shape) <= MAX_EXAMPLE_VALUES, `at most ${MAX_EXAMPLE_VALUES} values in an example`],
-    [isWithin(pre.rate_hz, MAX_RATE_HZ), `rate_hz > 0, at most ${MAX_RATE_HZ}`],
-    [isWithin(pre.window, MAX_EXAMPLE_VALUES), `window > 0, at most ${MAX_EXAMPLE_VALUES}`],
-    [isWithin(pre.hop, MAX_EXAMPLE_VALUES), `hop > 0, at most ${MAX_EXAMPLE_VALUES}`],
-    [named, `at most ${MAX_CHANNELS} printable channel names`],
+    [shape.length <= MAX_AXES, `at most ${MAX_AXES} axes in input_shape`, shape.length],
+    [shape.every((axis) => axis > 0), "sizes > 0 in input_shape", shape],
+    [sizeOf(shape) <= MAX_EXAMPLE_VALUES, `at most ${MAX_EXAMPLE_VALUES} values in an example`, shape],
+    [isWithin(pre.rate_hz, MAX_RATE_HZ), `rate_hz > 0, at most ${MAX_RATE_HZ}`, pre.rate_hz],
+    [isWithin(pre.window, MAX_EXAMPLE_VALUES), `window > 0, at most ${MAX_EXAMPLE_VALUES}`, pre.window],
+    [isWithin(pre.hop, MAX_EXAMPLE_VALUES), `hop > 0, at most ${MAX_EXAMPLE_VALUES}`, pre.hop],
+    [named, `at most ${MAX_CHANNELS} printable channel names`, pre.channels.length],
     [
       units.length === 0 || (units.length === pre.channels.length && units.every((unit) => isLabel(unit, MAX_LABEL_CHARS))),
       `a printable unit for each of ${pre.channels.length} channels`,
+      units.join(", "),
     ],
   ];
 }
 
-function valueRules({ input_shape, channels, mean, std, tokens }: Preprocessing): Rule[] {
+function valueRules({ input_shape, channels, mean, std }: Preprocessing): Rule[] {
   const perChannel = channels.length > 0 ? channels.length : (input_shape.at(-1) ?? 1);
   const counted = (values: readonly number[]) => values.length === 1 || values.length === perChannel;
-  const plain = mean.length > 0 && mean.every((value) => value === 0) && std.every((value) => value === 1);
   return [
-    [counted(mean), `1 or ${perChannel} values in mean`],
-    [counted(std), `1 or ${perChannel} values in std`],
-    [mean.every((value) => Math.abs(value) <= MOST_FLOAT32), "mean within float32"],
-    [std.every((value) => value >= LEAST_FLOAT32 && value <= MOST_FLOAT32), "std > 0 within float32"],
-    [
-      tokens === null || (tokens > 0 && tokens <= MAX_TOKENS && plain),
-      `at most ${MAX_TOKENS} tokens, not normalised`,
-    ],
+    [counted(mean), `1 or ${perChannel} values in mean`, mean.length],
+    [counted(std), `1 or ${perChannel} values in std`, std.length],
+    [mean.every((value) => Math.abs(value) <= MOST_FLOAT32), "mean within float32", mean],
+    [std.every((value) => value >= LEAST_FLOAT32 && value <= MOST_FLOAT32), "std > 0 within float32", std],
   ];
 }
 
 function hasRepeated(names: readonly string[]): boolean {
   return new Set(names).size !== names.length;
+}
+
+function listed(values: readonly number[]): string {
+  return `[${values.join(", ")}]`;
+}
+
+function refusedPreprocessing(wanted: string): RefusedError {
+  return new RefusedError("preprocessing", `preprocessing: expected ${wanted}`);
 }
 
 function refusedManifest(what: string): RefusedError {

@@ -160,7 +160,7 @@ export function parseManifest(bytes: Uint8Array): Manifest {
   }
   if (version !== BigInt(FORMAT_VERSION)) {
     throw new RefusedError(
-      "version", `bundle format ${String(version).slice(0, 20)}: this page reads format ${FORMAT_VERSION}`,
+      "version", `bundle format ${String(version).slice(0, 20)}: this release reads format ${FORMAT_VERSION}`,
     );
   }
   try {

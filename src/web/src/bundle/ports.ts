@@ -62,7 +62,7 @@ function checkPort(what: string, port: Port, declared: Declared): void {
     throw refused(
       what,
       `expected at most ${MAX_AXES} axes and ${MAX_PORT_VALUES} values for each example of a batch, ` +
-        `got ${described(port)}`,
+        `got ${listed(shape)}`,
     );
   }
   if ((role === "noise") !== (distribution !== null)) {
@@ -108,7 +108,11 @@ function perExample(axis: number | string): number {
 }
 
 function described({ shape, dtype }: Port): string {
-  return `${shown(`[${shape.join(", ")}]`, 80)} ${dtype}`;
+  return `${listed(shape)} ${dtype}`;
+}
+
+function listed(shape: Port["shape"]): string {
+  return shown(`[${shape.join(", ")}]`, 80);
 }
 
 function refused(what: string, problem: string): RefusedError {

@@ -197,14 +197,14 @@ function checkedMetadata(metadata: unknown): Map<string, string> {
 
 function checkedEntry(name: string, entry: unknown): Entry {
   const what = `tensor '${shown(name)}'`;
-  if (!nameAllowed(name)) throw new RefusedError("blob-name", `blob: ${what}: name not allowed`);
+  if (!nameAllowed(name)) throw new RefusedError("blob-name", `blob: tensor name '${shown(name)}' is not allowed`);
   const keys = isObject(entry) ? Object.keys(entry).sort().join() : "";
   if (!isObject(entry) || keys !== "data_offsets,dtype,shape") {
     throw refusedHeader(`${what}: expected dtype, shape, data_offsets`);
   }
   const dtype = typeof entry.dtype === "string" ? DTYPES.get(entry.dtype) : undefined;
   if (dtype === undefined) {
-    const got = typeof entry.dtype === "string" ? `'${shown(entry.dtype, 20)}'` : typeof entry.dtype;
+    const got = typeof entry.dtype === "string" ? `'${shown(entry.dtype, 20)}'` : "no text";
     throw new RefusedError("blob-dtype", `${what}: expected a dtype's name, got ${got}`);
   }
   const shape = checkedCounts(what, entry.shape, "blob-shape");

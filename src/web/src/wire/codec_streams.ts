@@ -29,8 +29,8 @@ export const MOST_VALUE = Math.fround(7 * MOST_SCALE_4);
 const DTYPES = {
   halves: "uint8", // float16, first the low bytes of all, then the high ones
   codes: "int8",
-  nibbles: "uint8", // codes of 1 to 15 (for -7 to 7), the first of two in the high half
   scales: "float32", // of codes and nibbles, in the order of the tensors
+  nibbles: "uint8", // codes of 1 to 15 (for -7 to 7), the first of two in the high half
   bitmaps: "uint8", // most significant bit first
 } as const;
 const VIEWS = {
@@ -162,27 +162,38 @@ export class Reader {
 
   #fp16(size: number): Float32Array {
     const values = ofHalves(this.#take("halves", size) as Uint16Array);
-    if (values.some(Number.isNaN)) throw refused("halves: expected finite numbers");
+    const odd = values.findIndex(Number.isNaN);
+    if (odd >= 0) throw refused(`fp16 codes: expected finite numbers, got nan at [${odd}]`);
     return values;
   }
 
   #int8(size: number): Float32Array {
     const codes = this.#take("codes", size) as Int8Array;
-    const scales = this.#scales(size, MOST_SCALE_8);
-    if (codes.includes(-128)) throw refused("codes: expected -127 to 127, got -128");
+    const scales = this.#take("scales", Math.ceil(size / BLOCK)) as Float32Array;
+    const odd = scales.findIndex((scale) => !(scale >= 0 && scale <= MOST_SCALE_8));
+    if (odd >= 0) {
+      const got = String(scales[odd]).replace("NaN", "nan").replace("Infinity", "inf");
+      throw refused(`int8 scales: expected 0 to ${MOST_SCALE_8}, got ${got} at ${odd}`);
+    }
+    const lowest = codes.indexOf(-128);
+    if (lowest >= 0) throw refused(`int8 codes: expected -127 to 127, got -128 at ${lowest}`);
     return scaled(codes, scales);
   }
 
   #int4(size: number): Float32Array {
     const nibbles = this.#take("nibbles", Math.ceil(size / 2)) as Uint8Array;
-    const scales = this.#scales(size, MOST_SCALE_4);
+    const scales = this.#take("scales", Math.ceil(size / BLOCK)) as Float32Array;
     const codes = new Int8Array(size);
+    let written = (size & 1) === 0 || (nibbles.at(-1)! & 15) === 0;
     for (let at = 0; at < size; at++) {
       const code = at & 1 ? nibbles[at >> 1]! & 15 : nibbles[at >> 1]! >> 4;
-      if (code === 0) throw refused("nibbles: expected codes of 1 to 15");
+      written &&= code > 0;
       codes[at] = code - 8;
     }
-    if (size & 1 && nibbles.at(-1)! & 15) throw refused("nibbles: expected 0 behind the last");
+    if (!written) throw refused("nibbles: expected codes of 1 to 15, and 0 behind the last");
+    if (!scales.every((scale) => scale >= 0 && scale <= MOST_SCALE_4)) {
+      throw refused(`int4 scales: expected 0 to ${MOST_SCALE_4}`);
+    }
     return scaled(codes, scales);
   }
 
@@ -199,13 +210,6 @@ export class Reader {
       values[chosen[index]!] = value;
     });
     return values;
-  }
-
-  #scales(size: number, most: number): Float32Array {
-    const scales = this.#take("scales", Math.ceil(size / BLOCK)) as Float32Array;
-    const odd = scales.find((scale) => !(scale >= 0 && scale <= most));
-    if (odd !== undefined) throw refused(`scales: expected finite numbers from 0 to ${most}, got ${odd}`);
-    return scales;
   }
 
   #take(name: Stream, size: number): TensorData {
@@ -281,7 +285,7 @@ function planes(bytes: Uint8Array): Uint8Array {
 }
 
 function halvesOf(bytes: Uint8Array): Uint16Array {
-  if (bytes.length & 1) throw refused(`halves: expected a multiple of 2 bytes, got ${bytes.length}`);
+  if (bytes.length & 1) throw refused(`byte planes: expected a multiple of 2 bytes, got ${bytes.length}`);
   const halves = new Uint16Array(bytes.length / 2);
   for (let at = 0; at < halves.length; at++) halves[at] = bytes[at]! | (bytes[halves.length + at]! << 8);
   return halves;

@@ -1,4 +1,4 @@
-/** What the Python readers refuse is refused here by the same rule, in Node and in a browser. */
+/** What the Python readers refuse is refused here by the same rule and in the same words, in Node and in a browser. */
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -25,7 +25,7 @@ async function bytesOf(file: string): Promise<Uint8Array> {
 
 for (const kind of KINDS) {
   const some = cases.filter((one) => one.kind === kind);
-  test(`${some.length} files for the reader of kind ${kind}: refused by the same rule`, async () => {
+  test(`${some.length} files for the reader of kind ${kind}: refused by the same rule, in the same words`, async () => {
     assert.ok(some.length > 2);
     assert.deepEqual(await misjudged(some, signer, bytesOf), []);
   });

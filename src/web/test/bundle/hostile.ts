@@ -13,6 +13,8 @@ export interface Hostile {
   readonly test: string;
   /** Null: a good one. */
   readonly rule: string | null;
+  /** In Python. */
+  readonly says: string;
   /** Null: a file so large that only its size counts. */
   readonly file: string | null;
   readonly size: number;
@@ -29,26 +31,47 @@ export type Files = (name: string) => Promise<Uint8Array>;
 const MAX_FIELDS = 2_000_000;
 const INFER = "programs/infer.onnx";
 
-/** The hostile files that are not refused by the same rule as in Python. */
+/** The hostile files that are not refused by the same rule and in the same words as in Python. */
 export async function misjudged(some: readonly Hostile[], signer: string, files: Files): Promise<string[]> {
   const wrong: string[] = [];
   for (const one of some) {
-    const rule = await ruleOf(one, signer, files);
-    if (rule !== one.rule) wrong.push(`${one.test} (${one.file}): expected ${one.rule}, got ${rule}`);
+    const [expected, got] = [told(one.rule, one.says), await verdict(one, signer, files)];
+    if (got !== expected) wrong.push(`${one.test} (${one.file}):\n  expected ${expected}\n  got ${got}`);
   }
   return wrong;
 }
 
-/** The broken rule, null if it was read; what else is thrown is an error of the reader. */
-async function ruleOf(one: Hostile, signer: string, files: Files): Promise<string | null> {
+/** The broken rule and what is said; what else is thrown is an error of the reader. */
+async function verdict(one: Hostile, signer: string, files: Files): Promise<string> {
   try {
     await READERS[one.kind](one, files, signer);
-    return null;
+    return told(null, "");
   } catch (error) {
     if (!(error instanceof RefusedError)) return `a ${error}`;
     const readable = error.message.length < 600 && !/[\n\x1b]/.test(error.message);
-    return readable ? error.rule : "an unreadable message";
+    return readable ? told(error.rule, error.message) : "an unreadable message";
   }
+}
+
+/** What both languages must say alike. */
+function told(rule: string | null, says: string): string {
+  return `${rule}: ${plain(says.replace(BY_LIBRARIES, "$1").replace(IN_A_TERMINAL, ""))}`;
+}
+
+/** Of JSON, of zlib and of a record's types, whose libraries have words of their own. */
+const BY_LIBRARIES = /(not strict JSON|zlib|table of tensors|manifest\.json): (?:.* - at `.*|Object missing .*|\$.*|(?<=(JSON|zlib|tensors): ).*)/;
+const IN_A_TERMINAL = /; to trust a key: .*/;
+
+/** Without the signs in which the languages write values: tuples and lists, quotes, escapes, floats. */
+function plain(says: string): string {
+  return says
+    .replace(/\\x[0-9a-f]{2}|\\u[0-9a-f]{4}|\\n|\ufffd/g, "?")
+    .replace(/\\\\/g, "\\")
+    .replace(/(?:\d{16,}|Infinity)[\])]?/g, "?") // beyond what a float64 counts
+    .replace(/(\d)\.0\b/g, "$1")
+    .replace(/['"]/g, "")
+    .replace(/,?\)/g, "]")
+    .replace(/\(/g, "[");
 }
 
 type Read = (one: Hostile, files: Files, signer: string) => Promise<unknown>;
