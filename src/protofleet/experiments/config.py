@@ -1,4 +1,4 @@
-"""An experiment's file: TOML → frozen records; ``docs/experiments.md`` explains every field."""
+"""An experiment's file: TOML → frozen records; ``docs/experiments.md`` explains it."""
 
 from __future__ import annotations
 
