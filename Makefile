@@ -87,12 +87,13 @@ $(MODULES): src/web/package-lock.json | $(STAMP)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[node]"; }
 	cd src/web && $(NODE_PATH_FIRST) npm ci --no-audit --no-fund --loglevel error
 
-# torch comes first and exactly: a looser request may fetch gigabytes of GPU packages.
+# torch comes first and exactly: a looser request may fetch gigabytes of GPU packages. Python compiles
+# what it imports; pip would compile all that there is, for a third of the time.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
 	  "protofleet needs Python 3.11 or newer, got %d.%d: make PYTHON=/path/to/python3" % v[:2])'
 	@echo "Making the environment $(VENV) (some minutes, about 2.5 GB) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile "torch==2.13.0" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[all,dev]"
 	@touch $(STAMP)

@@ -74,9 +74,15 @@ def test_a_module_that_no_extra_brings_keeps_its_traceback():
     assert "protofleet.bundle" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def distributions():
+    """Which distributions bring a module; asking takes a second."""
+    return packages_distributions()
+
+
 @pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
-def test_the_extra_brings_the_module(module, extra):
-    installed = packages_distributions().get(module)
+def test_the_extra_brings_the_module(module, extra, distributions):
+    installed = distributions.get(module)
     if installed is None:
         pytest.skip(f"{module} is not installed here")
     extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]

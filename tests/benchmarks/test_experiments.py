@@ -74,7 +74,7 @@ def a_row(*, ratio=None, against="plain PyTorch", **more):
     return msgspec.structs.replace(row, ratio=ratio, **(beside or {}))
 
 
-@pytest.mark.slow(seconds=20)
+@pytest.mark.full_size
 @pytest.mark.timeout(180)
 def test_ray_is_measured_beside_the_local_engine(monkeypatch):
     needs_ray()

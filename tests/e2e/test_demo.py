@@ -145,6 +145,7 @@ def test_the_methods_stand_beside_each_other_in_the_result(run, strategy):
     assert methods[strategy].last == result.last
 
 
+@pytest.mark.full_size
 def test_the_engine_without_a_broker_gives_the_scores_of_the_devices(run, strategy):
     """What the comparison rests on: the fleet's own method, run again as the others are."""
     folder, *_ = run

@@ -14,7 +14,7 @@ from protofleet.experiments.runner import RunOptions, run_experiment
 
 pytestmark = pytest.mark.slow(seconds=35)
 
-FOUND = ("local", "fedavg", "ditto", "fedala", "fedali", "fedsub")
+FOUND = ("local", "fedavg", "ditto", "fedali")
 """With the rate that their clients find."""
 OWN = {"local": 90, "scaffold": 89, "perfedavg": 88, "fedhp": 88}
 """With their own rates, which count beside noise and in cells: least accuracies of the last round,

@@ -90,7 +90,7 @@ def test_methods_that_choose_units_know_the_layers_that_train(tmp_path: Path) ->
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("patterns", ["head", "*.bias"])
+@pytest.mark.parametrize("patterns", ["head", pytest.param("*.bias", marks=pytest.mark.full_size)])
 def test_a_model_that_tells_its_layers_may_be_frozen_too(tmp_path: Path, patterns: str) -> None:
     model = build_model("mlp", inputs=6, classes=3, hidden=(8, 4))
     told: list[str] = []

@@ -72,7 +72,12 @@ class _Windowed(nn.Module):
 
 @pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize(
-    ("model", "shape"), [(_Decoder, (5, 6)), (_Spared, (6,)), (_Windowed, (12,))]
+    ("model", "shape"),
+    [
+        pytest.param(_Decoder, (5, 6), marks=pytest.mark.full_size),
+        (_Spared, (6,)),
+        (_Windowed, (12,)),
+    ],
 )
 def test_such_a_model_agrees_in_both_formats(
     model: type[nn.Module], shape: tuple[int, ...]

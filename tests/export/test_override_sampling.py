@@ -67,6 +67,7 @@ def test_samples(sizes: tuple[int, ...], mode: str, padding: str, *, align: bool
     )
 
 
+@pytest.mark.full_size
 def test_a_spatial_transformer_exports(tmp_path: Path) -> None:
     """Localisation, grid and sampler in one (arXiv:1506.02025)."""
 

@@ -165,7 +165,7 @@ def test_what_cannot_be_exported_is_told_in_its_row() -> None:
         assert "use torch.where" in message
 
 
-@pytest.mark.slow(seconds=20)
+@pytest.mark.full_size
 def test_a_process_that_ends_costs_one_case() -> None:
     unknown = SweepCase(name="unknown", group="none", build=nn.Identity, input_shape=(4,))
     first, second = run([unknown, *all_cases("movedim")])

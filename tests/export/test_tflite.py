@@ -51,7 +51,14 @@ def test_inference_runs_at_any_batch_size(kind: type[nn.Module]) -> None:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.parametrize("variant", ["bulk_code", "single_code", "paper_text", "paper_pseudo"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "single_code",
+        "paper_text",
+        *(pytest.param(one, marks=pytest.mark.full_size) for one in ("bulk_code", "paper_pseudo")),
+    ],
+)
 def test_the_plan_in_ordinary_operators_assigns_as_the_kernels_do(variant):
     """Batches below and above the numbers of prototypes: one row is taken, or several."""
     torch.manual_seed(0)

@@ -52,7 +52,11 @@ def _convnext() -> tuple[Any, Preprocessing]:
     return model, Preprocessing(input_shape=(3, 32, 32))
 
 
-@pytest.mark.parametrize("build", [_bert, _convnext], ids=["BERT", "ConvNeXt"])
+@pytest.mark.parametrize(
+    "build",
+    [_bert, pytest.param(_convnext, marks=pytest.mark.full_size)],
+    ids=["BERT", "ConvNeXt"],
+)
 def test_a_model_of_the_library_is_exported_in_both_formats(build: Any, tmp_path: Path) -> None:
     """Every output and gradient agrees with PyTorch, or there is no bundle."""
     torch.manual_seed(0)
