@@ -201,7 +201,7 @@ _SMALL: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    # ``mlp_alp`` has alignment layers, and of transformers there is BERT (``test_transformers.py``).
+    # ``mlp_alp`` has alignment layers; of transformers there is BERT (``test_transformers.py``).
     [
         pytest.param(one, marks=pytest.mark.full_size) if one.startswith(("hart", "vit")) else one
         for one in _SMALL

@@ -126,9 +126,11 @@ _SETTINGS = {"cdfl": {"restarts": 2, "value_range": (-4.0, 4.0)}, "fedhp": _STEP
 @pytest.mark.parametrize(
     ("made", "name"),
     [
-        # Both run over the wire in tests/e2e/test_every_strategy.py.
+        # CDFL and FedAli run over the wire in tests/e2e/test_every_strategy.py.
         pytest.param(
-            made, name, marks=[pytest.mark.full_size] if name in {"cdfl", "fedali"} else []
+            made,
+            name,
+            marks=[pytest.mark.full_size] if name == "cdfl" or made == "series" else [],
         )
         for made, names in _RUNS.items()
         for name in names
