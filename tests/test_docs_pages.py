@@ -29,6 +29,8 @@ def test_every_key_of_every_file_is_explained():
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \| (.*) \|$", settings_page(), re.MULTILINE)
     assert ["deadline_s", "number", "`600.0`"] in [list(row[:3]) for row in rows]
     assert [name for name, *_, meaning in rows if not meaning] == []
+    (key_file,) = {meaning for name, *_, meaning in rows if name == "key_file"}
+    assert key_file == "for `mqtts`: our own certificate and its key, where the broker asks."
 
 
 def test_every_command_has_its_place():

@@ -110,8 +110,9 @@ def _meanings(record: type) -> dict[str, str]:
         for part in _parsed(one):
             if part.kind is griffe.DocstringSectionKind.attributes:
                 for told in part.value:
-                    # Of "a, b: …" the parser takes "b" for a type.
-                    names = re.findall(r"\w+", f"{told.name} {told.annotation or ''}")
+                    # Of "a, b: …" the parser takes "b" for a type, and for that of all that follow.
+                    more = told.annotation or "" if told.name.endswith(",") else ""
+                    names = re.findall(r"\w+", f"{told.name} {more}")
                     found |= dict.fromkeys(names, told.description)
     return found
 

@@ -298,14 +298,14 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
     task: Literal["train", "finish"]
     round_id: int
-    federation: str
-    strategy: str = ""
+    federation: Word
+    strategy: Word = ""
     settings: dict[str, Any] = {}
     seed: int = 0
     deadline_s: float = 0.0
     payload: TransferOffer | None = None
     final: bool = False
-    update_codec: str = "raw"
+    update_codec: Word = "raw"
     update_keep: float = 0.1
     scores: bool = True
     counts: bool = True

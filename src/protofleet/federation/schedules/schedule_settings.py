@@ -26,7 +26,7 @@ class ScheduleSettings(Section, frozen=True, kw_only=True):
             ``weighted``: it counts in the next one, as much as it is still worth.
         staleness: ``constant``: 1; ``polynomial``: (1 + τ)^-``exponent``; ``hinge``: 1 up to
             ``tolerated``, then 1 / (``slope`` (τ - ``tolerated``) + 1).
-        exponent, tolerated, slope: of those.
+        exponent, tolerated, slope: numbers in ``staleness``'s formulas.
         max_staleness: largest τ of an update that counts.
         server_lr: how much of the mean of a round's updates becomes the server's.
         mixing: an older update counts as its ``difference`` to what its device had received

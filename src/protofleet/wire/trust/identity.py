@@ -1,4 +1,4 @@
-"""Who may speak in a federation: statements signed by its key (``docs/protocol.md``, Identity).
+"""Who may speak in a federation: statements signed by its key (``docs/protocol.md``, Keys).
 
 A statement travels as one line of text: base64url without padding of 64 bytes of Ed25519 signature
 and the JSON that it signs. What is signed begins with a purpose, so that no signature can stand for
