@@ -19,7 +19,7 @@ Format = Literal["onnx", "tflite"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _TFLITE = "programs/programs.tflite"
-_REMEDY = "docs/operators.md lists what works in its place"
+_REMEDY = "docs/results/operators.md lists what works in its place"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

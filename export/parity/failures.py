@@ -19,8 +19,8 @@ from protofleet.export.source_locations import first_line
 from protofleet.export.tflite.lower import nodes_in_order
 
 _REMEDY = (
-    "write that line in other operators (docs/operators.md lists what trains), and give each axis "
-    "by its number, as in .squeeze(-1) and .flatten(1)"
+    "write that line in other operators (docs/results/operators.md lists what trains), and give "
+    "each axis by its number, as in .squeeze(-1) and .flatten(1)"
 )
 # How ONNX Runtime names a node: while it loads a program, and while it runs one.
 _ONNX_NODES = re.compile(r"Node \(([^)]+)\)|Name:'([^']+)'|node named '([^']+)'")

@@ -1,4 +1,4 @@
-"""The sweep's rows as a Markdown page, ``docs/operators.md``."""
+"""The sweep's rows as a Markdown page, ``docs/results/operators.md``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ a whole network, exported as a user does it: compared with PyTorch in ONNX Runti
 the device's runtime at two batch sizes (loss, outputs, every gradient), then trained for some steps
 in each runtime beside PyTorch. *trains*: the losses are PyTorch's within 1e-3, and they fall.
 
-    protofleet export --list-operators [--only PATTERN]          # names only, at once
-    protofleet export --list-operators --out docs/operators.md   # proves all, and writes this page
+    protofleet export --list-operators [--only PATTERN]                 # names only, at once
+    protofleet export --list-operators --out docs/results/operators.md  # proves all, writes this
 
 With `--only`, the lines of other cases stay as they are. *error* is the largest difference from
 PyTorch relative to a tensor's largest entry; *s* the whole export with all of its checks; *kB* the

@@ -171,7 +171,7 @@ def views() -> tuple[_Views, CapturedProgram]:
 
 _FAILS = (
     r"^program 'infer' in {}: {}.*test_parity.py:\d+: operator aten.{}.default fails: "
-    r".*docs/operators.md.*\.squeeze\(-1\) and \.flatten\(1\)$"
+    r".*docs/results/operators.md.*\.squeeze\(-1\) and \.flatten\(1\)$"
 )
 
 

@@ -215,8 +215,8 @@ def test_the_command_lists_operators_without_a_model(capsys: pytest.CaptureFixtu
 
 
 def test_the_page_has_a_line_for_every_case_and_no_other() -> None:
-    lines = Path("docs/operators.md").read_text(encoding="utf-8").splitlines()
+    lines = Path("docs/results/operators.md").read_text(encoding="utf-8").splitlines()
     found = {line.split("`")[1].replace("\\|", "|") for line in lines if line.startswith("| `")}
     assert found == {case.name for case in all_cases()}, (
-        "run protofleet export --list-operators --only … --out docs/operators.md"
+        "run protofleet export --list-operators --only … --out docs/results/operators.md"
     )

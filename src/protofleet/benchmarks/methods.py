@@ -79,8 +79,8 @@ _WISHES = (
 
 _INTRODUCTION = """# Methods on architectures
 
-Written by `protofleet bench methods --json methods.jsonl --out docs/methods.md`, which goes on from
-the cells in `methods.jsonl`.
+Written by `protofleet bench methods --json methods.jsonl --out docs/results/methods.md`, which goes
+on from the cells in `methods.jsonl`.
 
 Each cell is a federation over a real broker: two devices, one with ONNX Runtime and one with
 LiteRT, two rounds, one bundle of the architecture as its author wrote it. *runs*: both updates

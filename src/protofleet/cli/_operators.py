@@ -51,7 +51,7 @@ def _tell(cases: Sequence[SweepCase]) -> None:
         click.echo(f"{group} ({len(names)})")
         for name in names:
             click.echo(f"  {name}")
-    click.echo(f"docs/operators.md holds the results; {FLAG} --out FILE proves them here")
+    click.echo(f"docs/results/operators.md holds the results; {FLAG} --out FILE proves them here")
 
 
 class WithOperators(click.Command):
