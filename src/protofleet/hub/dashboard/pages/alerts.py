@@ -111,7 +111,7 @@ def _of_devices(run: RunSnapshot) -> Iterator[Alert]:
             "problem",
             "cannot take part",
             "cannot take part",
-            "the device's own page says why",
+            "the device's own page says why; what to do: protofleet docs operating",
         ),
     }
     for state, (level, one_does, many_do, remedy) in remedies.items():
@@ -134,7 +134,7 @@ def _of_events(run: RunSnapshot, now_s: float) -> Iterator[Alert]:
         yield Alert(
             level="warning",
             what=f"refused in the last hour by the rule '{rule}': {count}",
-            remedy="the devices' own pages have the reasons",
+            remedy="the devices' own pages have the reasons; what to do: protofleet docs operating",
             devices=tuple(names[:_SHOWN]),
             more=max(0, len(names) - _SHOWN),
         )
