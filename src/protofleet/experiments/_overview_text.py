@@ -61,7 +61,27 @@ _INTRODUCTION = (
     "model and one optimiser for each; a sign marks methods with others, or with more steps. All "
     "figures are measured, and words that name a method are computed from them: `{command}`."
 )
+_FIRST = """
+- *A good model, and few labels of each owner*: [a head alone](device.md#with-a-few-labels) takes a
+  second, no federation and no method, and is used only where it helps.
+- *Few people with few examples each*: see the column *few* of [what the defaults do for
+  owners](outcome.md), ten people with 20 windows each. Most methods end there near training
+  alone, and each makes some owners worse off. [The gate](gate.md), always on, serves an owner the
+  personal model only where it helps; [`baseline`](rounds.md#who-would-do-better-alone) tells who
+  would do better alone.
+- *Few devices*: an average of few [tells a good deal of each](privacy.md), and noise that promises
+  something needs hundreds.
+- *Nothing known*: what harmed the fewest owners without any setting stands [there](outcome.md), too.
+  The table below asks another thing: which settings reach the best score."""
 _READING = """
+- *What to take*: within the limit the methods are ranked anew on each data set. Bold is, of those
+  that ran on all of the column's data sets, as good as the best, within the noise, on the largest
+  number of data sets, and of those the fewest points behind on average. The best on a data set is
+  any method that ran there, so that there may be none as good on all; where none is as good on any,
+  the fewest points behind stand, not bold. Bytes are those of all rounds for the score; training
+  alone moves none. {own}: what is better may be the model, not the method: the rows of FedAvg on
+  that model tell. Left out: what another data set has, but not that one; its note says why, unless
+  a reason is given.
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
   have more rounds where a row says so, dearer ones fewer; what is sent for a
@@ -98,18 +118,10 @@ _PAIRED = (
     "seed, is above 0 (Student's t)."
 )
 _ADVICE = (
-    "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
-    "ranked anew on each data set. **Bold**: of those that ran on all of the column's data sets, "
-    "as good as the best, within the noise, on the largest number of data sets, and of those the "
-    "fewest points behind on average (these points; on how many data sets). The best on a data set "
-    "is any method that ran there, so that there may be none as good on all; where none is as good "
-    "on any, the fewest points behind stand, not bold. Then the others that are as good as often, "
-    "and which of all these has moved the fewest bytes for its score, all of its rounds together, "
-    "training alone aside, which moves none. Where training alone is among them, a federation has "
-    "gained nothing that these figures show. Signs "
-    f"stand below; {_OWN_MODEL}: what is better may be the model, not the method: the rows of "
-    "FedAvg on that model tell. Left out: what another data set has, but not that one; its note "
-    "says why, unless a reason is given."
+    "Each column is a kind of data, each row a wish or a limit. **Bold**: take that; in brackets "
+    "how many points it is behind the best on average, and on how many of the data sets it is as "
+    "good. Then others that are as good, and which of all moved the fewest bytes. Where training "
+    "alone (Local) is among them, a federation has gained nothing that these figures show."
 )
 _MEAN = "Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -200,6 +212,7 @@ def _summary(
     """What to take first, then what it rests on."""
     data_sets = found.data_sets
     parts = [f"# {_TITLE}", _wrapped(_INTRODUCTION.format(command=command))]
+    parts += ["## Before you choose", _points(_FIRST, data_sets)]
     parts += ["## What to take", _decisions(data_sets), "## How to read it"]
     parts += [_points(_READING, data_sets), "## The data sets", _setting(data_sets, links)]
     if found.missing:
@@ -237,6 +250,7 @@ def _points(text: str, data_sets: Sequence[DataSet]) -> str:
         "on data like these, and is no measure of what they reach."
     )
     values = {"noise": " ".join(noise), "small": small, "marks": _MARKS, "floor": MOST_FREQUENT}
+    values["own"] = _OWN_MODEL
     return "\n".join(
         _wrapped(f"- {' '.join(one.split())}", "  ")
         for one in text.format(**values).split("\n- ")[1:]
