@@ -52,7 +52,7 @@ def page(rows: Iterable[SweepRow], before: str, cases: Sequence[SweepCase]) -> s
         )
         remarks = [remark for _, several in found for remark in several]
         if remarks:
-            parts.append("\n".join(remarks))
+            parts.append("\n".join([f"### {group.capitalize()}: refused, and why\n", *remarks]))
     parts.append(
         f"Written with PyTorch {torch.__version__.partition('+')[0]}, {platform.machine()}."
     )
