@@ -3,12 +3,14 @@
 | task | ``values`` | an example in words |
 |---|---|---|
 | ``classification`` | probabilities: the softmax of the scores | the most probable class |
+| ``segmentation`` | the same for each step | how many steps each class has, most first |
 | ``multilabel`` | probabilities: the logistic function of each logit | the labels above one half |
 | ``regression`` | the outputs | each target's value |
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +21,13 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies.scores import MetricValues
 from protofleet.strategies.tasks import TASKS, defined
-from protofleet.tensors import TaskName
+from protofleet.tensors import TaskName, kind_of
 
 NO_LABEL = -1
 """A class that is not known; a target that is not known is NaN."""
 
 Scores = NDArray[np.float32]
-"""``(n, outputs)``, what a program or a strategy's rule gives."""
+"""``(n, outputs)``, or ``(n, S, outputs)``, what a program or a strategy's rule gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +67,29 @@ class Predictions:
     def indices(self) -> NDArray[np.int64]:
         """``(n,) int64``, the most probable class of each example as its number.
 
+        ``(n, S)`` of steps.
+
         Raises:
             InputError: the task has no classes.
         """
-        if self.task != "classification":
+        if kind_of(self.task) != "classes":
             raise InputError(f"predictions: task {self.task} has no classes; see values")
-        found: NDArray[np.int64] = self.outputs.argmax(axis=1).astype(np.int64)
+        found: NDArray[np.int64] = self.outputs.argmax(axis=-1).astype(np.int64)
         return found
 
     @property
     def labels(self) -> list[str] | list[tuple[str, ...]]:
         """The class of each example by name, or, of several labels, those that hold.
 
+        Of a segmentation: those of its steps, one after the other.
+
         Raises:
             InputError: a regression has none.
         """
         if self.task == "multilabel":
             return [tuple(np.array(self.names)[row].tolist()) for row in self.outputs > 0]
+        if self.task == "segmentation":
+            return [tuple(np.array(self.names)[row].tolist()) for row in self.indices]
         return [self.names[index] for index in self.indices]
 
     def rows(self, y: NDArray[Any]) -> list[PredictionRow]:
@@ -124,8 +132,10 @@ def columns(task: TaskName, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def known_rows(y: NDArray[Any]) -> NDArray[np.bool_]:
     """``(n,)``, which true values are known."""
-    known: NDArray[np.bool_] = y != NO_LABEL if y.ndim == 1 else np.isfinite(y).all(axis=1)
-    return known
+    if y.dtype == np.int64:
+        known: NDArray[np.bool_] = (y != NO_LABEL).reshape(len(y), -1).all(axis=1)
+        return known
+    return np.asarray(np.isfinite(y).all(axis=1))
 
 
 def score_predictions(predicted: Predictions, y: NDArray[Any]) -> PredictionScores:
@@ -133,7 +143,8 @@ def score_predictions(predicted: Predictions, y: NDArray[Any]) -> PredictionScor
 
     Args:
         predicted: ``n`` of them.
-        y: ``(n,) int64`` classes, -1 where unknown, or ``(n, outputs) float32``, NaN where unknown.
+        y: ``(n,)`` or ``(n, S) int64`` classes, -1 where unknown, or ``(n, outputs) float32``, NaN
+            where unknown.
     """
     known = known_rows(y)
     if not known.any():
@@ -149,9 +160,9 @@ def score_predictions(predicted: Predictions, y: NDArray[Any]) -> PredictionScor
 
 
 def _softmax(scores: Scores) -> NDArray[np.float32]:
-    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    shifted = scores.astype(np.float64) - scores.max(axis=-1, keepdims=True)
     powers = np.exp(shifted)
-    shares: NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    shares: NDArray[np.float32] = (powers / powers.sum(axis=-1, keepdims=True)).astype(np.float32)
     return shares
 
 
@@ -174,6 +185,22 @@ def _class_rows(found: Predictions, y: NDArray[Any]) -> list[PredictionRow]:
                 cells=(name, f"{shares[index]:.4f}", true or ""),
                 figures={**figures, "probabilities": shares.tolist()},
             )
+        )
+    return made
+
+
+def _step_rows(found: Predictions, y: NDArray[Any]) -> list[PredictionRow]:
+    made = []
+    known = known_rows(y)
+    for steps, shares, true, is_known in zip(found.indices, found.values, y, known, strict=True):
+        named = [found.names[index] for index in steps.tolist()]
+        surest = shares.max(axis=-1)
+        figures = {"classes": named, "probabilities": surest.tolist()}
+        figures |= {"labels": [found.names[index] for index in true.tolist()]} if is_known else {}
+        right = f"{float((steps == true).mean()):.2f}" if is_known else ""
+        counts = " ".join(f"{name} {count}" for name, count in Counter(named).most_common())
+        made.append(
+            PredictionRow(cells=(counts, f"{float(surest.mean()):.4f}", right), figures=figures)
         )
     return made
 
@@ -226,6 +253,11 @@ class _Output:
 _OUTPUTS: Mapping[TaskName, _Output] = {
     "classification": _Output(
         values=_softmax, columns=lambda _: ("class", "probability", "label"), rows=_class_rows
+    ),
+    "segmentation": _Output(
+        values=_softmax,
+        columns=lambda _: ("steps of each class", "probability", "right"),
+        rows=_step_rows,
     ),
     "multilabel": _Output(
         values=_logistic, columns=lambda _: ("labels", "probabilities", "true"), rows=_label_rows

@@ -214,16 +214,20 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     programs = {"infer": dataclasses.replace(infer, parts=parts)}
     names = spec.classes or spec.targets
     sizes: dict[str, int | str] = {"classes": len(names), "outputs": len(names)}
-    if parts.head is not None:
+    steps = infer.outputs[0].shape[1:-1]
+    if spec.task == "segmentation" and len(steps) == 1:
+        sizes["steps"] = steps[0]
+    if parts.head is not None and spec.task != "segmentation":
         programs["features"] = features = capture(
             model, None, {"x": x}, parts=parts, features=True, layers=spec.layers
         )
         (sizes["features"],) = (p.shape[-1] for p in features.outputs if p.key == "features")
-    if programs["infer"].outputs[0].shape != ("batch", len(names)):
+    each = ("batch", *((sizes["steps"],) if "steps" in sizes else ()), len(names))
+    if infer.outputs[0].shape != each:
         raise ExportError(
-            f"model: expected {'logits' if spec.classes else 'outputs'} ('batch', {len(names)}) "
+            f"model: expected {'logits' if spec.classes else 'outputs'} {each} "
             f"for {len(names)} {'classes' if spec.classes else 'targets'}, got "
-            f"{programs['infer'].outputs[0].shape}"
+            f"{infer.outputs[0].shape}"
         )
     for index, name in enumerate(spec.objectives):
         objective = objective_named(name)

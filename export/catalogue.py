@@ -202,10 +202,10 @@ class InputDecl:
     Attributes:
         dtype: of the array.
         shape: dimensions; the strings ``batch``, ``classes``, ``outputs`` and ``features`` stand
-            for B, C, the number of outputs and the width of the model's pooled features, and
-            ``batch`` may only come first. ``()`` is
-            one number for the whole batch. ``None`` stands for one example's shape, with the
-            batch axis before it.
+            for B, C, the number of outputs and the width of the model's pooled features,
+            ``steps`` for those of a segmentation's outputs, and ``batch`` may only come first.
+            ``()`` is one number for the whole batch. ``None`` stands for one example's shape, with
+            the batch axis before it.
         flags: every entry is 0 or 1.
     """
 
@@ -217,6 +217,9 @@ class InputDecl:
     def per_example(self) -> bool:
         """Whether the first axis is the batch."""
         return self.shape is None or self.shape[:1] == ("batch",)
+
+
+Labels = Literal["classes", "classes of steps", "numbers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,9 +237,10 @@ class Declared:
     needs: frozenset[Need] = frozenset()
 
     @property
-    def takes_classes(self) -> bool:
-        """Whether its labels are classes."""
-        return self.inputs["y"] == Y
+    def labels(self) -> Labels:
+        """What its labels are."""
+        y = self.inputs["y"]
+        return "classes" if y == Y else "classes of steps" if y == STEPS else "numbers"
 
     @property
     def sizes(self) -> set[str]:
@@ -249,6 +253,8 @@ X = InputDecl(dtype="float32", shape=None)
 """The examples themselves."""
 Y = InputDecl(dtype="int64", shape=("batch",))
 """Class of every example."""
+STEPS = InputDecl(dtype="int64", shape=("batch", "steps"))
+"""Class of every step of every example."""
 NUMBERS = InputDecl(dtype="float32", shape=("batch", "outputs"))
 """Targets of every example."""
 LABELS = InputDecl(dtype="float32", shape=("batch", "outputs"), flags=True)
@@ -270,6 +276,7 @@ OBJECTIVES: Mapping[str, Declared] = {
     declared.name: declared
     for declared in (
         Declared(name="cross_entropy", inputs={"x": X, "y": Y}),
+        Declared(name="step_cross_entropy", inputs={"x": X, "y": STEPS}),
         Declared(name="mse", inputs={"x": X, "y": NUMBERS}),
         Declared(name="huber", inputs={"x": X, "y": NUMBERS}),
         Declared(name="bce", inputs={"x": X, "y": LABELS}),

@@ -51,6 +51,7 @@ class ExpectedOutput:
         width: how many numbers an example has, by the names that they have; None: any.
         least: fewest numbers of an example, and why.
         scores: the loss is of scores without bounds: a Softmax or Sigmoid before it is an error.
+        by_step: an example has them for each of its steps: ``(n, steps, width)``.
     """
 
     loss: str = "cross-entropy"
@@ -58,6 +59,12 @@ class ExpectedOutput:
     width: Sequence[str] | None = None
     least: int = 2
     scores: bool = True
+    by_step: bool = False
+
+    @property
+    def axes(self) -> str:
+        """Behind the examples', as messages call them."""
+        return f"steps, {self.values[1]}" if self.by_step else self.values[1]
 
 
 def classification(classes: Sequence[str] | None = None) -> ExpectedOutput:
@@ -69,6 +76,7 @@ def expected_output(task: TaskName, names: Sequence[str] | None = None) -> Expec
     """What a task wants, of outputs with these names; None: of any number."""
     kinds: dict[TaskName, ExpectedOutput] = {
         "classification": classification(names),
+        "segmentation": ExpectedOutput(width=names, by_step=True),
         "regression": ExpectedOutput(
             loss="a regression", values=("values", "targets"), width=names, least=1, scores=False
         ),
@@ -277,8 +285,8 @@ def _check_signature(model: nn.Module) -> None:
 
 def _unwrap(output: object, expected: ExpectedOutput) -> str:
     """What came instead of a tensor, and how to return the tensor."""
-    name, (values, of) = type(output).__name__, expected.values
-    wanted = f"expected a tensor of {values} (n, {of})"
+    name, values = type(output).__name__, expected.values[0]
+    wanted = f"expected a tensor of {values} (n, {expected.axes})"
     if isinstance(output, Mapping):
         keys = [str(key) for key in output]
         chosen = "logits" if "logits" in keys else (keys or ["logits"])[0]
@@ -305,21 +313,25 @@ def check_output(model: nn.Module, output: Tensor, examples: int, expected: Expe
         raise InputError(
             f"{where}: returns {output.dtype}, expected float32 {expected.values[0]}, no argmax"
         )
-    if len(got) != 2 or got[0] != examples:
+    if len(got) != 2 + expected.by_step or got[0] != examples:
         raise InputError(
             f"{where}: returns {got} for {examples} examples, expected ({examples}, "
-            f"{expected.values[1]}); {_other_axes(got, examples, expected)}"
+            f"{expected.axes}); {_other_axes(got, examples, expected)}"
         )
-    if got[1] < expected.least:
+    one = "a step" if expected.by_step else "an example"
+    if got[-1] < expected.least:
         raise InputError(
-            f"{where}: returns {got[1]} number for an example, but {expected.loss} of one class is "
+            f"{where}: returns {got[-1]} number for {one}, but {expected.loss} of one class is "
             "always 0; give the model an output for each class, two for yes or no"
         )
-    if expected.width is not None and got[1] != len(expected.width):
+    if expected.width is not None and got[-1] != len(expected.width):
         names = ", ".join(expected.width[:8]) + (", …" if len(expected.width) > 8 else "")
+        remedy = "set the model's size with --set, or --classes (--targets)"
+        if expected.by_step and got[1] == len(expected.width):
+            remedy = "classes come last: return x.transpose(1, 2)"
         raise InputError(
-            f"{where}: expected {len(expected.width)} numbers for an example, one for each name "
-            f"({names}), got {got[1]}; set the model's size with --set, or --classes (--targets)"
+            f"{where}: expected {len(expected.width)} numbers for {one}, one for each name "
+            f"({names}), got {got[-1]}; {remedy}"
         )
 
 
@@ -330,6 +342,13 @@ def _other_axes(got: tuple[int, ...], examples: int, expected: ExpectedOutput) -
         return (
             f"keep an axis for the {expected.values[1]}, {one}: leave out what removes it, such as "
             "Flatten(0) or squeeze()"
+        )
+    if expected.by_step:
+        return "keep an axis of steps, (n, steps, classes), or export with task classification"
+    if len(got) == 3:
+        return (
+            "pool the other axes, as in x.mean(1); classes of each step (n, steps, classes) are a "
+            "task of their own, segmentation"
         )
     if len(got) > 2:
         return "pool the other axes, as in x.mean(1)"

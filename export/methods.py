@@ -13,6 +13,7 @@ from protofleet import strategies
 from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, example_of, initial_values, objective_named
 from protofleet.export.capture.override_python import plain_python
+from protofleet.export.catalogue import Labels
 from protofleet.export.classifier.parts import LATENT
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
 from protofleet.export.objectives import OBJECTIVES
@@ -87,10 +88,15 @@ def choose_methods(
     return Methods(spec=chosen, notes=ready.notes, left_out=left_out)
 
 
+_LABELS: Mapping[TaskName, Labels] = {
+    "classification": "classes",
+    "segmentation": "classes of steps",
+}
+
+
 def _check_objective(name: str, task: TaskName) -> None:
-    takes_classes = objective_named(name).takes_classes
-    if takes_classes != (task == "classification"):
-        labels = "classes" if takes_classes else "numbers"
+    labels = objective_named(name).labels
+    if labels != _LABELS.get(task, "numbers"):
         fitting = " or ".join(TASKS[task].losses)
         raise InputError(
             f"objective '{name}': expected one for task {task}, got one whose labels are {labels}; "

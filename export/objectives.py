@@ -79,6 +79,11 @@ def cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
     return functional.cross_entropy(model(inputs["x"]), inputs["y"])
 
 
+def step_cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Mean cross-entropy of ``x`` and ``y``, over examples and their steps."""
+    return functional.cross_entropy(model(inputs["x"]).flatten(0, 1), inputs["y"].flatten())
+
+
 def mse(model: ModelCall, inputs: Inputs) -> Tensor:
     """Mean squared error of ``x`` and ``y``, over examples and targets."""
     return functional.mse_loss(model(inputs["x"]), inputs["y"])
@@ -245,6 +250,7 @@ def _pairs(anchors: Tensor, partners: Tensor, tau: Tensor) -> Tensor:
 
 _LOSSES = (
     cross_entropy,
+    step_cross_entropy,
     mse,
     huber,
     bce,

@@ -104,4 +104,5 @@ def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> E
         raise InputError(f"data '{path}': expected x (n, …) and y {form}, got {x.shape}, {y.shape}")
     if manifest.targets:
         return Examples(x=x, y=to_targets(y, what, manifest.targets))
-    return Examples(x=x, y=to_labels(y, what, manifest.classes))
+    steps = manifest.task == "segmentation"
+    return Examples(x=x, y=to_labels(y, what, manifest.classes, steps=steps))

@@ -58,7 +58,7 @@ class Labelled:
         raw: as of ``to_device_data``.
 
     Raises:
-        InputError: the bundle has no classes.
+        InputError: the bundle has no classes of whole examples.
     """
 
     def __init__(self, manifest: Manifest, *, raw: bool) -> None:
@@ -66,6 +66,12 @@ class Labelled:
             raise InputError(
                 f"recording: expected a bundle with classes, got one of task {manifest.task}; save "
                 "its data as an .npz (docs/device.md)"
+            )
+        if manifest.task == "segmentation":
+            raise InputError(
+                "recording: its windows have one label each, and a bundle of task segmentation "
+                "takes one for each step; save x (n, …) and y (n, steps) as an .npz "
+                "(docs/device.md)"
             )
         inputs = manifest.preprocessing
         self._inputs, self._raw = inputs, raw

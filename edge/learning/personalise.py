@@ -58,11 +58,17 @@ def personalise(bundle: Bundle, programs: Programs, data: LocalData) -> Personal
         data: the device's.
 
     Raises:
-        InputError: the data do not fit, there are no labelled examples or too many, or the model
-            has no dense layer at its end of which the bundle tells what goes in.
+        InputError: the task is segmentation, the data do not fit, there are no labelled examples or
+            too many, or the model has no dense layer at its end of which the bundle tells what goes
+            in.
     """
     manifest, network = bundle.manifest, bundle.model().network
     check_data(data, manifest)
+    if manifest.task == "segmentation":
+        raise InputError(
+            "bundle: its task is segmentation, of which no head is trained alone; a federation "
+            "trains all layers"
+        )
     own = data.own
     if not len(own.y_train):
         raise InputError("device data: expected labelled training examples, got none")

@@ -60,7 +60,7 @@ from protofleet.strategies.types import (
     Update,
     View,
 )
-from protofleet.tensors import Network
+from protofleet.tensors import Network, kind_of
 
 _log = logging.getLogger(__name__)
 
@@ -163,11 +163,14 @@ class Learner:
         return len(self._data.at(round_id).y_train)
 
     def class_counts(self, round_id: int) -> tuple[int, ...]:
-        """Training samples of each class in a round's data; empty where the task has no classes."""
+        """Training samples of each class in a round's data, or steps in a segmentation's.
+
+        Empty where the task has no classes.
+        """
         if not self.model.num_classes:
             return ()
         y = self._data.at(round_id).y_train
-        return tuple(np.bincount(y, minlength=self.model.num_classes).tolist())
+        return tuple(np.bincount(y.reshape(-1), minlength=self.model.num_classes).tolist())
 
     def rate_tester(self, round_id: int) -> Learner | None:
         """A learner without some of a round's training examples, which it scores on.
@@ -458,7 +461,7 @@ def check_data(data: LocalData, manifest: Manifest) -> None:
 
 
 def _check_outputs(suffix: str, own: DeviceData, manifest: Manifest) -> None:
-    kind = "classes" if manifest.task == "classification" else "targets"
+    kind = kind_of(manifest.task)
     if (own.classes, own.targets) != (manifest.classes, manifest.targets):
         got = {"classes": list(own.classes), "targets": list(own.targets)}
         known = {name: names for name, names in got.items() if names}
@@ -472,6 +475,11 @@ def _check_outputs(suffix: str, own: DeviceData, manifest: Manifest) -> None:
 
 def _check_labels(part: str, y: NDArray[Any], manifest: Manifest) -> None:
     TASKS[manifest.task].check_labels(f"device data: {part}", y, len(manifest.outputs))
+    if manifest.task == "segmentation" and len(y) and y.shape[1] != manifest.steps:
+        raise InputError(
+            f"device data: {part}: expected (n, {manifest.steps}), a class for each step of the "
+            f"bundle's outputs, got {y.shape}"
+        )
 
 
 class _Timed:

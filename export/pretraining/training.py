@@ -168,7 +168,9 @@ def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entrop
 
     def correct(batch: Inputs) -> Tensor:
         logits: Tensor = model(batch["x"])
-        return (logits.argmax(1) == batch["y"]).sum()
+        right = logits.argmax(-1) == batch["y"]
+        # Of a segmentation's example the share of its steps.
+        return right.double().reshape(len(right), -1).mean(1).sum()
 
     has_classes = objective.inputs["y"].dtype == "int64"
     return TrainTask(
@@ -378,7 +380,7 @@ def _rewrite(module: nn.Module) -> None:
 
 def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:
     """Mean loss and accuracy in evaluation mode, with the same masks after every epoch."""
-    task, total, right = run.task, 0.0, 0
+    task, total, right = run.task, 0.0, 0.0
     count = len(data["x"])
     task.module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -386,7 +388,7 @@ def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:
         parts = spans(count, run.options.batch_size, 1)
         for batch in _batches(data, torch.arange(count), parts):
             total += task.loss(batch).item() * len(batch["x"])
-            right += int(task.correct(batch)) if task.correct else 0
+            right += task.correct(batch).item() if task.correct else 0
     return total / count, right / count if task.correct else None
 
 

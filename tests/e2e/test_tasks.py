@@ -1,4 +1,4 @@
-"""Regression and multi-label on real data: exported, trained in both runtimes, scored, reported."""
+"""Other tasks than a class for an example, on real data: trained in both runtimes, scored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from onnxruntime import InferenceSession
 from sklearn.metrics import (
+    accuracy_score,
     f1_score,
     mean_absolute_error,
     precision_score,
@@ -26,6 +27,7 @@ from protofleet.cli.quantise import quantise
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets.derived import WESAD_FEATURES, wesad_features_pool
 from protofleet.datasets.mnist import mnist_pool
+from protofleet.datasets.ucihar import ucihar_pool
 from protofleet.edge import LocalData, load_local_data, open_personal, try_bundle
 from protofleet.edge.join import open_learner
 from protofleet.edge.predictions import score_predictions
@@ -107,8 +109,9 @@ def _run(federation: Any, data: list[DeviceData], extra: str = _SETTINGS) -> Run
     """Two devices, one of each runtime; the pooled test part is both of theirs."""
     federation.write(rounds=8, extra=extra)
     x_test, y_test = (np.concatenate([getattr(d, n) for d in data]) for n in ("x_test", "y_test"))
-    targets = np.array(data[0].targets)
-    np.savez(federation.pooled, x_test=x_test, y_test=y_test, targets=targets)
+    kind = "classes" if data[0].classes else "targets"
+    names = {kind: np.array(getattr(data[0], kind))}
+    np.savez(federation.pooled, x_test=x_test, y_test=y_test, **names)
     for name, own in zip(federation.devices, data, strict=True):
         own.save(federation.folder / f"{name}.npz")
     coordinator = federation.start_coordinator()
@@ -262,3 +265,91 @@ def test_labels_that_hold_together_are_federated_and_scored(signed, data_root, t
     assert all(text in page for text in ("micro-F1", "recall (%)", *_LABELS))
     counts = json.loads((federation.run_dir / "devices.json").read_text())
     assert np.shape(counts["devices"][0]["evaluation"]["own"]) == (3, 4)
+
+
+_STEPS = 32
+_ACTIVITIES = ("walking", "sitting", "laying")
+
+
+def _changes(root: Path) -> list[DeviceData]:
+    """Two people of UCI-HAR who go over from one activity to another within an example."""
+    pool = ucihar_pool(root)
+    names = [pool.classes.index(one) for one in _ACTIVITIES]
+    found = []
+    for who in ("1", "3"):
+        rng = np.random.default_rng(0)
+        own, y = pool.x[pool.client == who], pool.y[pool.client == who]
+        windows = [own[y == name][:, ::4] for name in names]
+        before, after = rng.integers(0, 3, (2, 120))
+        at = rng.integers(0, _STEPS + 1, 120)[:, np.newaxis]
+        first, second = (
+            np.stack([windows[one][rng.integers(len(windows[one]))] for one in part])
+            for part in (before, after)
+        )
+        is_first = np.arange(_STEPS) < at
+        x = np.where(is_first[:, :, np.newaxis], first, second).astype(np.float32)
+        labels = np.where(is_first, before[:, np.newaxis], after[:, np.newaxis])
+        parts = {"x_train": x[:80], "y_train": labels[:80], "x_test": x[80:], "y_test": labels[80:]}
+        found.append(DeviceData(**parts, classes=_ACTIVITIES))
+    return found
+
+
+def _export_segmenter(path: Path, key: Path, channels: int) -> None:
+    import torch  # noqa: PLC0415 - not where only a runtime is
+    from torch import nn  # noqa: PLC0415 - as above
+
+    from protofleet import export_model  # noqa: PLC0415 - as above
+
+    class Segmenter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Conv1d(channels, 16, 7, padding=3)
+            self.head = nn.Linear(16, len(_ACTIVITIES))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x.mT)).mT)
+
+    torch.manual_seed(1)
+    shape, classes = (_STEPS, channels), _ACTIVITIES
+    named = {"task": "segmentation", "input_shape": shape, "classes": classes}
+    export_model(Segmenter(), path, strategy=["fedavg", "ditto"], key=key, **named)
+
+
+@pytest.mark.timeout(600)
+def test_a_class_for_each_step_is_federated_and_scored(signed, data_root, tmp_path):
+    """Ditto; the devices' figures are scikit-learn's over all steps; a device infers."""
+    key, make = signed
+    bundle = tmp_path / "steps.pfb"
+    people = _changes(data_root)
+    _export_segmenter(bundle, key, people[0].x_train.shape[2])
+    federation = make("steps", bundle)
+    extra = '[strategy]\nname = "ditto"\n' + _SETTINGS
+    result = _run(federation, people, extra)
+    first, last = result.rounds[0].scores, result.rounds[-1].scores
+    assert last.task == "segmentation"
+    assert last.personalisation["accuracy"].mean > first.personalisation["accuracy"].mean
+    true, found = _predicted(federation)
+    steps = [
+        (t.reshape(-1), p.argmax(axis=-1).reshape(-1)) for t, p in zip(true, found, strict=True)
+    ]
+    each = [accuracy_score(*one) for one in steps]
+    assert last.personalisation["accuracy"].mean == pytest.approx(np.mean(each), abs=0.005)
+    macro = [f1_score(*one, average="macro") for one in steps]
+    assert last.personalisation["macro_f1"].mean == pytest.approx(np.mean(macro), abs=0.005)
+    assert min(each) > 0.7
+
+    signer = bytes.fromhex(Bundle.open(bundle, any_signer=True).signer)
+    store = federation.folder / f"store-{federation.devices[0]}"
+    model = open_personal(store, use="personal", bundle=bundle, trusted=[signer])
+    predicted = model.predict(people[0].x_test)
+    assert predicted.probabilities.shape == (40, _STEPS, 3)
+    shares = InferenceSession(model.plain("onnx")).run(["probabilities"], {"x": people[0].x_test})
+    np.testing.assert_allclose(shares[0], predicted.probabilities, atol=1e-5)
+    row = predicted.rows(people[0].y_test)[0]
+    assert row.figures["classes"] == list(predicted.labels[0])
+    assert len(row.figures["labels"]) == _STEPS
+    scored = score_predictions(predicted, people[0].y_test)
+    assert scored.scores["accuracy"] == pytest.approx(each[0], abs=0.005)
+    page = _page(federation)
+    assert "Every step of every window counts" in page
+    assert "Confusion" in page

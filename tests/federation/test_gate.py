@@ -121,10 +121,12 @@ def test_labels_count_each():
 @pytest.mark.parametrize("name", TASKS)
 def test_statistics_tell_the_same_gain_as_examples(name):
     task, rng = TASKS[name], np.random.default_rng(1)
-    before, now = (rng.normal(size=(60, 3)).astype(np.float32) for _ in range(2))
+    shape = (10, 6, 3) if name == "segmentation" else (60, 3)
+    before, now = (rng.normal(size=shape).astype(np.float32) for _ in range(2))
     y = {
         "classification": rng.integers(0, 3, 60),
-        "regression": now + rng.normal(0, 0.1, (60, 3)).astype(np.float32),
+        "segmentation": rng.integers(0, 3, (10, 6)),
+        "regression": now + rng.normal(0, 0.1, shape).astype(np.float32),
         "multilabel": (now > 0).astype(np.float32),
     }[name]
     told = gain_of(task, task.statistics(before, y, 3), task.statistics(now, y, 3))

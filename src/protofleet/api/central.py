@@ -36,7 +36,7 @@ from protofleet.export.pretraining.rates import find_rate
 from protofleet.export.pretraining.training import TrainOptions, TrainProgress, TrainResult
 from protofleet.export.tokens import find_tokens, table_rows, takes_tokens
 from protofleet.strategies.tasks import TASKS
-from protofleet.tensors import TaskName
+from protofleet.tensors import TaskName, kind_of
 
 _log = logging.getLogger(__name__)
 
@@ -71,10 +71,11 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
     Args:
         model: any module of one input; afterwards it has the values of the best epoch.
         x: examples, ``(n, …)`` numbers, preprocessed.
-        y: class numbers ``(n,)`` from 0, or targets ``(n, T)``; None: a masked autoencoder is
-            trained, which looks at ``x`` alone and suits HART.
+        y: class numbers ``(n,)`` from 0, of each step ``(n, steps)``, or targets ``(n, T)``; None:
+            a masked autoencoder is trained, which looks at ``x`` alone and suits HART.
         folder: of the run: the best model (``model.safetensors``) and where it stands.
-        task: what the outputs are: ``classification``, ``regression`` or ``multilabel``.
+        task: what the outputs are: ``classification``, ``segmentation`` (a class for each step),
+            ``regression`` or ``multilabel``.
         loss: of the task; None: its default.
         classes: names, in the order of the outputs; empty: numbers.
         targets: the same where the task has no classes.
@@ -120,8 +121,7 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
         expected, example = checks.expected_output(task, names), torch.from_numpy(arrays["x"][:2])
         checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
         trained = training.supervised(model, OBJECTIVES[TASKS[task].chosen_loss(loss)])
-        kind = "classes" if task == "classification" else "targets"
-        known |= {"task": task, kind: json.dumps(names)}
+        known |= {"task": task, kind_of(task): json.dumps(names)}
     data = {key: torch.from_numpy(values) for key, values in arrays.items()}
     if rate is None:
         found = find_rate(trained, data, chosen)
@@ -158,8 +158,8 @@ def _labels(
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """True values as the task has them, and the names of the outputs."""
     given = np.asarray(y)
-    if task == "classification":
-        labels = to_labels(given, "y", classes or None)
+    if kind_of(task) == "classes":
+        labels = to_labels(given, "y", classes or None, steps=task == "segmentation")
         count = int(labels.max(initial=-1)) + 1
         return np.ascontiguousarray(labels), tuple(classes) or tuple(map(str, range(count)))
     values = to_targets(given, "y", targets or None)
@@ -205,7 +205,8 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
         strategy: name, or several: the bundle names the first and serves all; ``all`` stands for
             every one that can run on the model as it is.
         settings: of the first strategy, the bundle's defaults.
-        task: what the outputs are: ``classification``, ``regression`` or ``multilabel``.
+        task: what the outputs are: ``classification``, ``segmentation`` (a class for each step),
+            ``regression`` or ``multilabel``.
         loss: of the task; None: its default.
         classes: names in the order of the outputs; None: numbers.
         targets: the same where the task has no classes.
@@ -238,15 +239,15 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
     chosen_loss = TASKS[task].chosen_loss(loss)
     expected, example = checks.expected_output(task), example_of(prepared, 2)
     output = checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-    names = _names(task, classes, targets, int(output.shape[1]))
+    names = _names(task, classes, targets, int(output.shape[-1]))
     spec = BundleSpec(
         name=place.stem,
         strategy=given[0],
         settings=settings or {},
         objectives=tuple(objectives),
         task=task,
-        classes=names if task == "classification" else (),
-        targets=() if task == "classification" else names,
+        classes=names if kind_of(task) == "classes" else (),
+        targets=names if kind_of(task) == "targets" else (),
         preprocessing=prepared,
         formats=None if formats is None else tuple(formats),
         provenance=provenance or {},
@@ -310,7 +311,8 @@ def _names(
 ) -> tuple[str, ...]:
     """Names of the outputs: those of the task's kind, else numbers."""
     kinds = {"classes": classes, "targets": targets}
-    kind, other = ("classes", "targets") if task == "classification" else ("targets", "classes")
+    kind = kind_of(task)
+    other = "targets" if kind == "classes" else "classes"
     if kinds[other] is not None:
         raise InputError(
             f"{other}: task {task} has {kind}, name them as {kind}, got {list(kinds[other] or ())}"

@@ -189,6 +189,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     replaces_up_to: int = 0
 
     @property
+    def steps(self) -> int:
+        """How many steps an example's outputs have; 0 unless the task is segmentation."""
+        if self.task != "segmentation":
+            return 0
+        ports = (port for program in self.programs.values() for port in program.outputs)
+        return next((int(port.shape[1]) for port in ports if port.key == "logits"), 0)
+
+    @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs, whatever the task."""
         return self.classes or self.targets

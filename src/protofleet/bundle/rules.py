@@ -25,7 +25,7 @@ from protofleet.bundle.manifest import (
     TensorDecl,
 )
 from protofleet.errors import RefusedError
-from protofleet.tensors import Layout, strict_json
+from protofleet.tensors import Layout, kind_of, strict_json
 from protofleet.tensors.blobs import MAX_NAME_CHARS, MAX_TENSORS, check_finite
 
 PARAMS, STATE = "params.safetensors", "state.safetensors"
@@ -163,7 +163,7 @@ def _is_label(text: str) -> bool:
 def _check_outputs(manifest: Manifest) -> None:
     """A classifier has classes, any other model targets, and never both."""
     kinds = {"classes": manifest.classes, "targets": manifest.targets}
-    wanted = "classes" if manifest.task == "classification" else "targets"
+    wanted = kind_of(manifest.task)
     names = kinds.pop(wanted)
     if not 0 < len(set(names)) == len(names) <= MAX_CLASSES:
         raise RefusedError("manifest", f"{MANIFEST}: {wanted} are absent, repeated or too many")
@@ -308,17 +308,20 @@ def _check_program(name: str, program: Program, manifest: Manifest) -> None:
 
 def _check_task(what: str, port: Port, manifest: Manifest) -> None:
     """True values and outputs are what the task says."""
-    each = ("batch", len(manifest.outputs))
-    expected: tuple[str, tuple[int | str, ...]] | None = None
-    if (port.role, port.key) == ("output", "logits"):
-        expected = "float32", each
-    elif (port.role, port.key) == ("input", "y"):
-        is_class = manifest.task == "classification"
-        expected = ("int64", ("batch",)) if is_class else ("float32", each)
-    if expected is not None and (port.dtype, port.shape) != expected:
+    is_true = (port.role, port.key) == ("input", "y")
+    if not is_true and (port.role, port.key) != ("output", "logits"):
+        return
+    # A segmentation's steps are the program's own; they are whole numbers as any fixed axis.
+    steps = [port.shape[1] if len(port.shape) > 1 else "steps"]
+    steps = [axis for axis in steps if manifest.task == "segmentation"]
+    has_classes = kind_of(manifest.task) == "classes"
+    dtype = "int64" if is_true and has_classes else "float32"
+    each = () if is_true and has_classes else (len(manifest.outputs),)
+    expected = ("batch", *steps, *each)
+    if (port.dtype, port.shape) != (dtype, expected) or (steps and not isinstance(steps[0], int)):
         raise RefusedError(
             "port",
-            f"{what}: expected {expected[1]} {expected[0]} for task {manifest.task}, "
+            f"{what}: expected {expected} {dtype} for task {manifest.task}, "
             f"got {port.shape} {port.dtype}",
         )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
-_OBJECTIVES = tuple(one.name for one in OBJECTIVES.values() if one.takes_classes)
+_OBJECTIVES = tuple(one.name for one in OBJECTIVES.values() if one.labels == "classes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,9 @@ def read_training_data(
         InputError: it lacks an array, has no examples, or an array has a wrong form.
     """
     wanted = ("x", "y") if supervised else ("x",)
-    kind = "classes" if task == "classification" else "targets"
+    from protofleet.tensors import kind_of
+
+    kind = kind_of(task)
     optional = (kind,) if supervised else ()
     read = read_arrays(path, wanted, optional, ignored=("y", kind))
     arrays: dict[str, NDArray[Any]] = {"x": to_examples(read["x"], f"data '{path}': x")}
@@ -86,7 +88,7 @@ def read_training_data(
         raise InputError(f"data '{path}': expected examples, got none")
     names: tuple[str, ...] = ()
     if supervised:
-        take = _classes if task == "classification" else partial(_targets, task)
+        take = partial(_classes if kind == "classes" else _targets, task)
         arrays["y"], names = take(path, read)
         if len(arrays["y"]) != count:
             raise InputError(f"data '{path}': {count} examples in x, {len(arrays['y'])} in y")
@@ -96,11 +98,12 @@ def read_training_data(
 
 
 def _classes(
-    path: Path, read: dict[str, NDArray[Any]]
+    task: TaskName, path: Path, read: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """``y`` as class numbers, and their names."""
-    names = _class_names(path, read)
-    y = to_labels(read["y"], f"data '{path}': y", names)
+    steps = task == "segmentation"
+    names = _class_names(path, read, steps=steps)
+    y = to_labels(read["y"], f"data '{path}': y", names, steps=steps)
     if len(names) < 2:
         raise InputError(f"data '{path}': y holds one class only, a classifier needs two")
     return y, names
@@ -119,7 +122,7 @@ def _targets(
     return y, names or tuple(map(str, range(y.shape[1])))
 
 
-def _class_names(path: Path, read: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+def _class_names(path: Path, read: dict[str, NDArray[Any]], *, steps: bool) -> tuple[str, ...]:
     """Those of the file, else those that ``y`` holds, else numbers up to the largest."""
     what, y = f"data '{path}': y", read["y"]
     if "classes" in read:
@@ -129,7 +132,7 @@ def _class_names(path: Path, read: dict[str, NDArray[Any]]) -> tuple[str, ...]:
         if not all(name.strip().lstrip("+-").replace(".", "").isdecimal() for name in names):
             click.echo(f"{what}: the classes are {', '.join(names)}, in this order", err=True)
             return tuple(names)
-    labels = to_labels(y, what, None)
+    labels = to_labels(y, what, None, steps=steps)
     if labels.size and labels.min() > 0:
         click.echo(
             f"warning: {what} has no class 0, the smallest is {labels.min()}; classes count from "

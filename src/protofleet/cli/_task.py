@@ -15,8 +15,8 @@ from protofleet.errors import InputError
 if TYPE_CHECKING:
     from protofleet.tensors import TaskName
 
-_TASKS = ("classification", "regression", "multilabel")
-_LOSSES = ("cross_entropy", "mse", "huber", "bce")
+_TASKS = ("classification", "segmentation", "regression", "multilabel")
+_LOSSES = ("cross_entropy", "step_cross_entropy", "mse", "huber", "bce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ _TASK_OPTIONS = (
     click.option(
         "--task",
         type=click.Choice(_TASKS),
-        help="What the outputs are: scores of classes (the default), numbers, or logits of "
-        "labels of which any may hold.",
+        help="What the outputs are: scores of classes (the default), the same for each step of an "
+        "example (segmentation), numbers, or logits of labels of which any may hold.",
     ),
     click.option(
         "--loss",
         type=click.Choice(_LOSSES),
-        help="The task's own loss; default: cross_entropy, mse or bce, by the task.",
+        help="The task's own loss; default: by the task.",
     ),
 )
 _NAME_OPTIONS = (
@@ -82,9 +82,11 @@ def output_names(
     Raises:
         InputError: a name is empty or occurs twice.
     """
+    from protofleet.tensors import kind_of
+
     classes = _split("classes", given.classes)
     targets = _split("targets", given.targets)
-    if task == "classification":
+    if kind_of(task) == "classes":
         classes = classes or _listed(metadata.get("classes"))
     else:
         targets = targets or _listed(metadata.get("targets"))

@@ -117,6 +117,7 @@ def pretrain(
 
     from protofleet.api import central
     from protofleet.export.pretraining import training
+    from protofleet.tensors import kind_of
 
     if (out / training.STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
@@ -132,7 +133,7 @@ def pretrain(
     known = {"model": spec, "data": digest, "init": init.name if init else ""}
     known |= {"settings": json.dumps(settings, sort_keys=True)}
     known |= {"input_shape": json.dumps(arrays["x"].shape[1:])}
-    kind = "classes" if task == "classification" else "targets"
+    kind = kind_of(task)
     advice = "to go on: the same command with --resume"
     with on_interrupt(advice), _progress(quiet=as_json or verbosity() < 0) as on_progress:
         result = central.pretrain(
@@ -142,8 +143,8 @@ def pretrain(
             folder=out,
             task=task,
             loss=loss,
-            classes=names if task == "classification" else (),
-            targets=() if task == "classification" else names,
+            classes=names if kind == "classes" else (),
+            targets=names if kind == "targets" else (),
             patience=patience or None,
             **options,
             provenance={**known, kind: json.dumps(names)},

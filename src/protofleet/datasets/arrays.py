@@ -185,17 +185,26 @@ def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:
         )
 
 
-def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDArray[np.int64]:
+def to_labels(
+    y: NDArray[Any], what: str, classes: Sequence[str] | None, *, steps: bool = False
+) -> NDArray[np.int64]:
     """``(n,)`` as int64 class indices; class names and whole numbers of other types become such.
 
     Args:
         y: numbers from 0, or names among ``classes``.
         what: as messages say it.
         classes: names in index order; None: not known, and there is no upper bound.
+        steps: ``(n, S)`` instead: a class for each step of an example.
 
     Raises:
         InputError: another shape, numbers that are not whole or no class's, or unknown names.
     """
+    if steps:
+        if y.ndim != 2:
+            raise InputError(
+                f"{what}: expected class numbers (n, steps), one for each step, got {y.shape}"
+            )
+        return to_labels(y.reshape(-1), what, classes).reshape(y.shape)
     if y.ndim != 1:
         remedy = "y.argmax(1)" if y.ndim == 2 and y.shape[1] > 1 else "y.reshape(-1)"
         raise InputError(f"{what}: expected class numbers (n,), got {y.shape}; save {remedy}")
@@ -215,6 +224,18 @@ def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDAr
         _log.warning("%s: taken as class numbers, was %s", what, y.dtype)
     _check_range(made, what, classes)
     return made
+
+
+def is_by_step(y: NDArray[Any], classes: Sequence[str] | None) -> bool:
+    """Whether labels are classes of steps ``(n, S)``, and not one-hot ones of whole examples.
+
+    Measured numbers are neither.
+    """
+    if y.ndim != 2 or y.shape[1] < 2 or y.dtype.kind not in "iubUS":
+        return False
+    if y.dtype.kind in "US" or classes is None or y.shape[1] != len(classes):
+        return True
+    return not (((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
 
 
 def to_targets(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.datasets.arrays import (
+    is_by_step,
     read_arrays,
     to_class_names,
     to_examples,
@@ -31,7 +32,8 @@ class DeviceData:
 
     Attributes:
         x_train: ``(n, *input_shape) float32``, preprocessed.
-        y_train: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        y_train: ``(n,) int64`` class indices, ``(n, S) int64`` of each step, or ``(n, T) float32``
+            targets.
         x_test: as ``x_train``.
         y_test: as ``y_train``.
         classes: class names, in index order; empty where ``y`` has targets.
@@ -61,7 +63,7 @@ class DeviceData:
             x = to_examples(getattr(self, f"x_{part}"), f"device data: x_{part}")
             what, y = f"device data: y_{part}", getattr(self, f"y_{part}")
             y = (
-                to_labels(y, what, self.classes)
+                to_labels(y, what, self.classes, steps=is_by_step(y, self.classes))
                 if self.classes
                 else to_targets(y, what, self.targets)
             )
@@ -141,7 +143,8 @@ def load_pooled(path: Path, *, tokens: bool = False) -> tuple[NDArray[np.float32
     if "targets" in names:
         y = to_targets(y, f"{what}: y_test", names["targets"])
     else:
-        y = to_labels(y, f"{what}: y_test", names.get("classes"))
+        classes = names.get("classes")
+        y = to_labels(y, f"{what}: y_test", classes, steps=is_by_step(y, classes))
     if y.shape[:1] != x.shape[:1]:
         raise InputError(
             f"{what}: expected x_test (n, …) and y_test (n,), got {x.shape} and {y.shape}"

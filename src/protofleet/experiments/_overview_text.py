@@ -71,8 +71,8 @@ _FIRST = """
   would do better alone.
 - *Few devices*: an average of few [tells a good deal of each](privacy.md), and noise that promises
   something needs hundreds.
-- *Nothing known*: what harmed the fewest owners without any setting stands [there](outcome.md), too.
-  The table below asks another thing: which settings reach the best score."""
+- *Nothing known*: what harmed the fewest owners without any setting stands [there](outcome.md),
+  too. The table below asks another thing: which settings reach the best score."""
 _READING = """
 - *What to take*: within the limit the methods are ranked anew on each data set. Bold is, of those
   that ran on all of the column's data sets, as good as the best, within the noise, on the largest

@@ -110,6 +110,8 @@ KINDS: dict[str, Callable[[Scores], Metrics | None]] = {
 _TASK_MEANINGS: dict[TaskName, str] = {
     "classification": "Macro-F1 is the mean over classes of the harmonic mean of precision and "
     "recall, so a rare class counts as much as a frequent one.",
+    "segmentation": "Every step of every window counts. Macro-F1 is the mean over classes of the "
+    "harmonic mean of precision and recall, so a rare class counts as much as a frequent one.",
     "regression": "RMSE and MAE are errors in the unit of the targets, R² is the share of their "
     "variance that the model explains; all are means over the targets.",
     "multilabel": "F1 is the harmonic mean of a label's precision and recall: macro-F1 is its mean "

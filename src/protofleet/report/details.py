@@ -22,6 +22,7 @@ from protofleet.federation.records import (
     save_record,
 )
 from protofleet.report.device_scores import RoundScore, device_scores
+from protofleet.tensors import kind_of
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000
@@ -184,7 +185,7 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
 
 def _confusions(fleet: FleetDetails) -> tuple[Confusion, ...]:
     """Of the devices that told theirs; none where the task has no classes."""
-    if fleet.task != "classification":
+    if kind_of(fleet.task) != "classes":
         return ()
     found = (
         Confusion(

@@ -53,6 +53,7 @@ class _Link:
 
 _LINKS: Mapping[TaskName, _Link] = {
     "classification": _Link("Softmax", "SOFTMAX", {"beta": 1.0}),
+    "segmentation": _Link("Softmax", "SOFTMAX", {"beta": 1.0}),
     "multilabel": _Link("Sigmoid", "LOGISTIC", {}),
 }
 

@@ -3,6 +3,7 @@
 | task | ``y`` | losses | scores |
 |---|---|---|---|
 | ``classification`` | ``(n,) int64`` class | cross_entropy | macro-F1, accuracy |
+| ``segmentation`` | ``(n, S) int64`` class of each step | step_cross_entropy | macro-F1, accuracy |
 | ``regression`` | ``(n, T) float32`` | mse, huber | RMSE, MAE, R² |
 | ``multilabel`` | ``(n, L) float32``, 0 or 1 | bce | macro-F1, micro-F1 |
 
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from protofleet.errors import InputError
 from protofleet.strategies import scores
 from protofleet.strategies.scores import MetricName, MetricValues, Statistics
 from protofleet.strategies.types import TASK_LOSS, Description
-from protofleet.tensors import TaskName
+from protofleet.tensors import TaskName, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class LearningTask:
         over_samples: what those are called that are also taken over all devices' test samples
             alike.
         each: those of a single target or label; empty where the task has none.
-        statistics: of outputs ``(n, outputs) float32``, true values and the number of outputs.
+        statistics: of outputs ``(n, outputs) float32``, with an axis of steps before the last in a
+            segmentation, true values and the number of outputs.
         check_labels: raises InputError for true values that are none of this task; takes what to
             call them, and the number of outputs.
         check: raises RefusedError for statistics that cannot be; takes what to call them, and the
@@ -136,6 +138,11 @@ class LearningTask:
     owner_chance: Callable[[Statistics], float] = lambda _: math.nan
 
     @property
+    def kind(self) -> Literal["classes", "targets"]:
+        """What its outputs are called one by one; a manifest and data have their names so."""
+        return kind_of(self.name)
+
+    @property
     def headline(self) -> MetricName:
         """The score that a line has room for."""
         return self.metrics[0]
@@ -172,6 +179,15 @@ def _check_classes(what: str, y: NDArray[Any], classes: int) -> None:
         )
 
 
+def _check_steps(what: str, y: NDArray[Any], classes: int) -> None:
+    if y.ndim != 2 or y.dtype != np.int64:
+        raise InputError(
+            f"{what}: expected (n, steps) int64, a class number for each step, got {y.shape} "
+            f"{y.dtype}"
+        )
+    _check_classes(what, y.reshape(-1), classes)
+
+
 def _check_numbers(what: str, y: NDArray[Any], targets: int) -> None:
     _check_rows(what, y, targets)
     largest = scores.LARGEST_ERROR
@@ -204,6 +220,20 @@ def _confusion(outputs: NDArray[np.float32], y: NDArray[Any], classes: int) -> S
 def _right(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
     right: NDArray[np.bool_] = outputs.argmax(axis=1) == y
     return right.astype(np.float64)
+
+
+def _by_step(outputs: NDArray[np.float32], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Every step of every example as a row: ``(n · S, C)`` and ``(n · S,)``."""
+    if outputs.shape[:2] != y.shape:
+        raise InputError(
+            f"segmentation: expected a class for each of {outputs.shape[:2]} steps, got {y.shape}"
+        )
+    return outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1)
+
+
+def _right_steps(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+    right: NDArray[np.float64] = _right(*_by_step(outputs, y)).reshape(y.shape).mean(axis=1)
+    return right
 
 
 def _near(outputs: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
@@ -266,6 +296,16 @@ _CLASSIFICATION = LearningTask(
     worth=scores.accuracy,
     owner_chance=scores.one_class,
 )
+_SEGMENTATION = replace(
+    _CLASSIFICATION,
+    name="segmentation",
+    losses={
+        "step_cross_entropy": lambda outputs, y: scores.mean_cross_entropy(*_by_step(outputs, y))
+    },
+    statistics=lambda outputs, y, classes: _confusion(*_by_step(outputs, y), classes),
+    check_labels=_check_steps,
+    worths=_right_steps,
+)
 _REGRESSION = LearningTask(
     name="regression",
     losses={"mse": scores.mean_square, "huber": scores.mean_huber},
@@ -306,7 +346,7 @@ _MULTILABEL = LearningTask(
 )
 
 TASKS: dict[TaskName, LearningTask] = {
-    task.name: task for task in (_CLASSIFICATION, _REGRESSION, _MULTILABEL)
+    task.name: task for task in (_CLASSIFICATION, _SEGMENTATION, _REGRESSION, _MULTILABEL)
 }
 """Tasks by name; a new one is an entry here and its objectives in ``export/objectives.py``."""
 

@@ -17,7 +17,8 @@ from protofleet.tensors import Layout, Network, TaskName, TensorMap, Tensors
 
 TASK_LOSS = "task_loss"
 """The objective that is the loss of the bundle's task, whichever that is: ``cross_entropy``,
-``mse``, ``huber`` or ``bce``. Programs are found under this name beside their own."""
+``step_cross_entropy``, ``mse``, ``huber`` or ``bce``. Programs are found under this name beside
+their own."""
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
@@ -417,5 +418,5 @@ class Description:
         return self.combines == "mean"
 
 
-ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
+ALL_TASKS: tuple[TaskName, ...] = ("classification", "segmentation", "regression", "multilabel")
 """Of a strategy that only asks for the task's own loss."""

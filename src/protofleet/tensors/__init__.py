@@ -12,6 +12,7 @@ from protofleet.tensors.tensors import (
     TensorSpec,
     address,
     check_names,
+    kind_of,
     vector_of,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "Tensors",
     "address",
     "check_names",
+    "kind_of",
     "vector_of",
 ]

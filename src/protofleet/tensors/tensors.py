@@ -21,9 +21,16 @@ from protofleet.errors import InputError
 Tensors = Mapping[str, NDArray[Any]]
 """Named arrays of any dtype, the form in which strategies keep state and content."""
 
-TaskName = Literal["classification", "regression", "multilabel"]
-"""What a model's outputs are: scores of classes that exclude each other, numbers, or logits of
-labels of which any may hold. ``protofleet.strategies.tasks`` has what follows from it."""
+TaskName = Literal["classification", "segmentation", "regression", "multilabel"]
+"""What a model's outputs are: scores of classes that exclude each other, the same for each step of
+an example, numbers, or logits of labels of which any may hold. ``protofleet.strategies.tasks`` has
+what follows from it."""
+
+
+def kind_of(task: TaskName) -> Literal["classes", "targets"]:
+    """What a task's outputs are called one by one; manifests and data have their names so."""
+    return "classes" if task in ("classification", "segmentation") else "targets"
+
 
 _ALIGNMENT = 64  # one cache line: vector loads from the start of a buffer never split
 

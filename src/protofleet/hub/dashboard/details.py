@@ -10,7 +10,7 @@ from protofleet.coordinator.ledger.queries import opened_ledger, phases, round_t
 from protofleet.coordinator.ledger.reading import reading_of
 from protofleet.federation.records import RoundBytes, StatisticRows
 from protofleet.hub.dashboard.reading import own_score
-from protofleet.tensors import TaskName
+from protofleet.tensors import TaskName, kind_of
 from protofleet.units import median
 
 _HISTORY = 500
@@ -84,7 +84,7 @@ def read_device(folder: Path, device_id: str, task: TaskName) -> DeviceHistory:
             one = DeviceRound(round_id=round_id, delivered=False, bytes_up=up, bytes_down=down)
             found.append(one)
             continue
-        confusion = record.evaluation.own if task == "classification" else None
+        confusion = record.evaluation.own if kind_of(task) == "classes" else None
         found.append(
             DeviceRound(
                 round_id=round_id,

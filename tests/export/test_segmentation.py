@@ -1,0 +1,218 @@
+"""A class for each step of an example: what is exported, trained centrally, taken and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+import protofleet as pf
+from protofleet.bundle import Bundle
+from protofleet.cli.pretrain import pretrain
+from protofleet.datasets import DeviceData
+from protofleet.edge import LocalData
+from protofleet.edge.data.examples import load_examples
+from protofleet.edge.data.recording import Labelled
+from protofleet.edge.join import open_learner
+from protofleet.edge.learning.personalise import personalise
+from protofleet.errors import InputError
+from protofleet.export.pretraining.checkpoints import load_checkpoint
+from protofleet.runtime import open_programs
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.tasks import TASKS
+
+pytestmark = pytest.mark.slow(seconds=8)
+
+_CLASSES = ("rest", "walk", "run", "fall")
+_STEPS, _CHANNELS = 12, 2
+
+
+class _Segmenter(nn.Module):
+    """Classes of every step, behind or before the steps."""
+
+    def __init__(self, *, classes_last: bool = True, channels: int = _CHANNELS) -> None:
+        super().__init__()
+        self.body = nn.Conv1d(channels, 6, 3, padding=1)
+        self.head = nn.Linear(6, len(_CLASSES))
+        self.classes_last = classes_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.head(torch.relu(self.body(x.mT)).mT)
+        return logits if self.classes_last else logits.mT
+
+
+def _examples(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The class of a step is told by the sign of its two channels."""
+    x = np.random.default_rng(seed).normal(size=(count, _STEPS, _CHANNELS)).astype(np.float32)
+    return x, 2 * (x[:, :, 0] > 0) + (x[:, :, 1] > 0).astype(np.int64)
+
+
+def _export(path: Path, model: nn.Module, strategy: str | list[str] = "fedavg", **more: Any) -> Any:
+    told: list[str] = []
+    more = {"task": "segmentation", "classes": _CLASSES, **more}
+    pf.export_model(
+        model, path, strategy=strategy, input_shape=(_STEPS, _CHANNELS), tell=told.append, **more
+    )
+    return Bundle.open(path, any_signer=True), told
+
+
+@pytest.fixture(scope="module")
+def exported_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("steps") / "a.pfb"
+
+
+@pytest.fixture(scope="module")
+def exported(exported_file):
+    torch.manual_seed(0)
+    return _export(exported_file, _Segmenter(), ["fedavg", "all"])
+
+
+@pytest.fixture(scope="module")
+def bundle(exported):
+    return exported[0]
+
+
+def _data(y: Any = None, **changes: Any) -> DeviceData:
+    x, own = _examples(20)
+    y = own if y is None else y
+    known = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "classes": _CLASSES}
+    return DeviceData(**{**known, **changes})
+
+
+def test_ports_have_an_axis_of_steps_and_the_loss_is_pytorch_s(bundle):
+    programs = bundle.manifest.programs
+    assert set(programs) == {"infer", "train"}
+    shapes = {port.key: port.shape for port in programs["train"].inputs if port.role == "input"}
+    assert shapes["y"] == ("batch", _STEPS)
+    (logits,) = [port for port in programs["infer"].outputs if port.key == "logits"]
+    assert logits.shape == ("batch", _STEPS, len(_CLASSES))
+    x, y = _examples(5, seed=3)
+    opened, network = open_programs(bundle), bundle.model().network
+    step = opened.grad_fns["step_cross_entropy"](
+        network, {"x": x, "y": y}, np.random.default_rng(0)
+    )
+    outputs = torch.from_numpy(opened.predict(network, x, batch_size=4))
+    expected = nn.functional.cross_entropy(outputs.mT, torch.from_numpy(y))
+    assert step.loss == pytest.approx(expected.item(), rel=1e-5)
+    assert TASKS["segmentation"].losses["step_cross_entropy"](outputs.numpy(), y) == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+
+
+def test_every_strategy_that_asks_nothing_of_classes_takes_it(exported):
+    _, told = exported
+    left_out = {line.split(":")[0].rsplit(" ", 1)[1] for line in told if "left out" in line}
+    refused = {name for name, one in DESCRIPTIONS.items() if "segmentation" not in one.tasks}
+    assert left_out == refused | {"fedali"}  # which wants alignment layers
+    reasons = [line for line in told if "strategy moon" in line]
+    assert "because it looks at classes, got segmentation" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "message"),
+    [
+        (
+            _Segmenter(classes_last=False),
+            {},
+            r"4 numbers for a step, .* got 12; classes come last: return x.transpose\(1, 2\)",
+        ),
+        (
+            _Segmenter(),
+            {"task": "classification"},
+            r"returns \(2, 12, 4\) .* classes of each step .* task of their own, segmentation",
+        ),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(24, 4)),
+            {},
+            r"returns \(2, 4\) .* expected \(2, steps, classes\); keep an axis of steps",
+        ),
+        (
+            _Segmenter(),
+            {"loss": "cross_entropy"},
+            "expected step_cross_entropy for task segmentation",
+        ),
+        (
+            _Segmenter(),
+            {"objectives": ["moon"]},
+            "'moon': expected one for task segmentation, got one whose labels are classes",
+        ),
+        (_Segmenter(), {"strategy": "moon"}, "looks at classes, got segmentation"),
+    ],
+)
+def test_what_does_not_fit_is_refused(model, more, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        _export(tmp_path / "a.pfb", model, more.pop("strategy", "fedavg"), **more)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.zeros(20, np.int64), r"y_train: expected \(n, steps\) int64, a class number for each"),
+        (np.full((20, _STEPS), 4), "y_train holds 4…4, expected 0…3"),
+        (np.eye(4, dtype=np.int64)[np.zeros(20, int)], r"got \(20, 4\); save y.argmax\(1\)"),
+        (
+            np.zeros((20, _STEPS - 1), int),
+            r"\(n, 12\), a class for each step of the bundle's",
+        ),
+        (np.zeros((20, _STEPS), np.float32), r"expected class numbers \(n,\), got \(20, 12\)"),
+    ],
+)
+def test_labels_of_another_form_are_refused(bundle, y, message):
+    with pytest.raises(InputError, match=message):
+        open_learner(bundle, LocalData(own=_data(y)), threads=1, device_id="a")
+
+
+def test_names_of_classes_become_numbers_and_steps_are_counted(bundle):
+    own = _data()
+    named = _data(np.array(_CLASSES)[own.y_train])
+    np.testing.assert_array_equal(named.y_train, own.y_train)
+    learner = open_learner(bundle, LocalData(own=named), threads=1, device_id="a")
+    assert learner.class_counts(1) == tuple(np.bincount(own.y_train.reshape(-1), minlength=4))
+    assert learner.num_examples(1) == 20
+
+
+def test_recordings_and_a_head_alone_are_refused_by_name(bundle):
+    with pytest.raises(InputError, match=r"windows have one label each, .* y \(n, steps\) as an"):
+        Labelled(bundle.manifest, raw=False)
+    with pytest.raises(InputError, match="segmentation, of which no head is trained alone"):
+        personalise(bundle, open_programs(bundle), LocalData(own=_data()))
+
+
+def test_examples_with_and_without_labels_are_read_for_prediction(bundle, tmp_path):
+    x, y = _examples(3)
+    for name, labels in (("with", {"y": y}), ("without", {})):
+        np.savez(tmp_path / f"{name}.npz", x=x, **labels)
+        (block,) = load_examples([str(tmp_path / f"{name}.npz")], bundle.manifest)
+        assert (block.y == y).all() if labels else (block.y == -1).all()
+
+
+@pytest.mark.usefixtures("exported")
+def test_a_federation_in_python_learns_each_step(exported_file, tmp_path):
+    clients = {}
+    for seed, name in enumerate(("a", "b", "c")):
+        (x, y), (x_test, y_test) = _examples(40, seed), _examples(20, 100 + seed)
+        parts = {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}
+        clients[name] = DeviceData(**parts, classes=_CLASSES)
+    run = pf.Federation(exported_file, clients, rounds=4, folder=tmp_path / "run").run()
+    assert (run.outcome.since_start.helped, run.outcome.since_start.harmed) == (3, 0)
+
+
+def test_it_is_trained_centrally_and_its_names_are_kept(tmp_path, monkeypatch):
+    x, y = _examples(80)
+    np.savez(tmp_path / "central.npz", x=x, y=y, classes=np.array(_CLASSES))
+    (tmp_path / "own_segmenter.py").write_text(
+        "from tests.export.test_segmentation import _Segmenter\nbuild = _Segmenter\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ["--model", "own_segmenter:build", "--data", str(tmp_path / "central.npz")]
+    arguments += ["--task", "segmentation", "--epochs", "3", "--lr", "0.01", "--out"]
+    done = CliRunner().invoke(pretrain, [*arguments, str(tmp_path / "central"), "--json"])
+    assert done.exit_code == 0, done.output
+    _, metadata = load_checkpoint(tmp_path / "central" / "model.safetensors")
+    assert (metadata["task"], json.loads(metadata["classes"])) == ("segmentation", list(_CLASSES))
