@@ -66,22 +66,19 @@ _FIRST = """
   second, no federation and no method, and is used only where it helps.
 - *Few people with few examples each*: see the column *few* of [what the defaults do for
   owners](outcome.md), ten people with 20 windows each. Most methods end there near training
-  alone, and each makes some owners worse off. [The gate](gate.md), always on, serves an owner the
-  personal model only where it helps; [`baseline`](rounds.md#who-would-do-better-alone) tells who
-  would do better alone.
+  alone, and each harms some owners. [The gate](gate.md) serves the personal model only where it
+  helps; [`baseline`](rounds.md#who-would-do-better-alone) tells who would do better alone.
 - *Few devices*: an average of few [tells a good deal of each](privacy.md), and noise that promises
   something needs hundreds.
-- *Nothing known*: what harmed the fewest owners without any setting stands [there](outcome.md),
-  too. The table below asks another thing: which settings reach the best score."""
+- *Nothing known*: who harmed the fewest owners with nothing set stands [there](outcome.md), too;
+  the table below tells who reached the best score."""
 _READING = """
-- *What to take*: within the limit the methods are ranked anew on each data set. Bold is, of those
-  that ran on all of the column's data sets, as good as the best, within the noise, on the largest
-  number of data sets, and of those the fewest points behind on average. The best on a data set is
-  any method that ran there, so that there may be none as good on all; where none is as good on any,
-  the fewest points behind stand, not bold. Bytes are those of all rounds for the score; training
-  alone moves none. {own}: what is better may be the model, not the method: the rows of FedAvg on
-  that model tell. Left out: what another data set has, but not that one; its note says why, unless
-  a reason is given.
+- *What to take*: within the limit methods are ranked anew on each data set. Bold is, of those that
+  ran on all of the column's, as good as the best, within the noise, on most of them, and of those
+  the fewest points behind on average; where none is as good on any, the fewest points behind stand,
+  not bold. Bytes are those of all rounds; training alone moves none. {own}: what is better may
+  be the model, not the method: the rows of FedAvg on that model tell. Left out: what another
+  data set has, but not that one; its note says why, unless a reason is given.
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
   have more rounds where a row says so, dearer ones fewer; what is sent for a
