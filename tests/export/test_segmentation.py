@@ -105,6 +105,20 @@ def test_ports_have_an_axis_of_steps_and_the_loss_is_pytorch_s(bundle):
     )
 
 
+def test_classes_before_the_steps_are_turned_and_told(bundle, tmp_path):
+    """As PyTorch's loss has them; the bundle is the one of the model that has them last."""
+    torch.manual_seed(0)
+    model = _Segmenter(classes_last=False)
+    turned, told = _export(tmp_path / "a.pfb", model)
+    assert "the model gives (n, classes, steps), (4, 12): taken as (n, steps, classes)" in told
+    x, _ = _examples(3)
+    outputs = [
+        open_programs(one).predict(one.model().network, x, batch_size=3) for one in (turned, bundle)
+    ]
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-6, atol=1e-6)
+    assert model(torch.from_numpy(x)).shape == (3, len(_CLASSES), _STEPS)
+
+
 def test_every_strategy_that_asks_nothing_of_classes_takes_it(exported):
     _, told = exported
     left_out = {line.split(":")[0].rsplit(" ", 1)[1] for line in told if "left out" in line}
@@ -119,9 +133,10 @@ def test_every_strategy_that_asks_nothing_of_classes_takes_it(exported):
     [
         (
             _Segmenter(classes_last=False),
-            {},
-            r"4 numbers for a step, .* got 12; classes come last: return x.transpose\(1, 2\)",
+            {"classes": ("a", "b", "c")},
+            r"expected 3 numbers for a step, .* \(a, b, c\), got 12",
         ),
+        (_Segmenter(), {"classes": None}, r"classes: name those of a segmentation"),
         (
             _Segmenter(),
             {"task": "classification"},
@@ -207,7 +222,8 @@ def test_it_is_trained_centrally_and_its_names_are_kept(tmp_path, monkeypatch):
     x, y = _examples(80)
     np.savez(tmp_path / "central.npz", x=x, y=y, classes=np.array(_CLASSES))
     (tmp_path / "own_segmenter.py").write_text(
-        "from tests.export.test_segmentation import _Segmenter\nbuild = _Segmenter\n"
+        "from tests.export.test_segmentation import _Segmenter\n"
+        "def build():\n    return _Segmenter(classes_last=False)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     arguments = ["--model", "own_segmenter:build", "--data", str(tmp_path / "central.npz")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from protofleet.export.pretraining import training
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
 from protofleet.export.pretraining.rates import find_rate
 from protofleet.export.pretraining.training import TrainOptions, TrainProgress, TrainResult
+from protofleet.export.segmentation import classes_last
 from protofleet.export.tokens import find_tokens, table_rows, takes_tokens
 from protofleet.strategies.tasks import TASKS
 from protofleet.tensors import TaskName, kind_of
@@ -114,28 +116,33 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
     checks.check_tensors(model)
     arrays = {"x": _examples(model, x, tell)}
     known = dict(provenance or {})
-    if y is None:
-        trained = training.masked(model, torch.from_numpy(arrays["x"][:1]))
-    else:
-        arrays["y"], names = _labels(y, task, classes, targets)
-        expected, example = checks.expected_output(task, names), torch.from_numpy(arrays["x"][:2])
-        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-        trained = training.supervised(model, OBJECTIVES[TASKS[task].chosen_loss(loss)])
-        known |= {"task": task, kind_of(task): json.dumps(names)}
-    data = {key: torch.from_numpy(values) for key, values in arrays.items()}
-    if rate is None:
-        found = find_rate(trained, data, chosen)
-        tell(found.text)
-        chosen = replace(chosen, lr=found.lr)
-    result = training.train(
-        trained,
-        data,
-        chosen,
-        folder=place,
-        provenance=known,
-        resume=resume,
-        on_progress=on_progress,
-    )
+    with ExitStack() as within:
+        if y is None:
+            trained = training.masked(model, torch.from_numpy(arrays["x"][:1]))
+        else:
+            arrays["y"], names = _labels(y, task, classes, targets)
+            expected, example = (
+                checks.expected_output(task, names),
+                torch.from_numpy(arrays["x"][:2]),
+            )
+            within.enter_context(classes_last(model, example, task, names, tell))
+            checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
+            trained = training.supervised(model, OBJECTIVES[TASKS[task].chosen_loss(loss)])
+            known |= {"task": task, kind_of(task): json.dumps(names)}
+        data = {key: torch.from_numpy(values) for key, values in arrays.items()}
+        if rate is None:
+            found = find_rate(trained, data, chosen)
+            tell(found.text)
+            chosen = replace(chosen, lr=found.lr)
+        result = training.train(
+            trained,
+            data,
+            chosen,
+            folder=place,
+            provenance=known,
+            resume=resume,
+            on_progress=on_progress,
+        )
     fill(model, load_checkpoint(result.checkpoint)[0])
     return result
 
@@ -208,7 +215,7 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
         task: what the outputs are: ``classification``, ``segmentation`` (a class for each step),
             ``regression`` or ``multilabel``.
         loss: of the task; None: its default.
-        classes: names in the order of the outputs; None: numbers.
+        classes: names in the order of the outputs; None: numbers, of a segmentation they are needed.
         targets: the same where the task has no classes.
         tokens: examples are int64 numbers below this; None: found where the model needs them.
         head: name of the module that takes the features; None: found.
@@ -237,38 +244,42 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
     signing = keys.load_signing_key(Path(key)) if key else keys.load_or_create_signing_key()
     prepared = _with_tokens(model, _preprocessing(input_shape, preprocessing), tokens, tell)
     chosen_loss = TASKS[task].chosen_loss(loss)
-    expected, example = checks.expected_output(task), example_of(prepared, 2)
-    output = checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-    names = _names(task, classes, targets, int(output.shape[-1]))
-    spec = BundleSpec(
-        name=place.stem,
-        strategy=given[0],
-        settings=settings or {},
-        objectives=tuple(objectives),
-        task=task,
-        classes=names if kind_of(task) == "classes" else (),
-        targets=names if kind_of(task) == "targets" else (),
-        preprocessing=prepared,
-        formats=None if formats is None else tuple(formats),
-        provenance=provenance or {},
-        allow_probabilities=allow_probabilities,
-        sequence=sequence,
-        replaces_up_to=replaces_up_to,
-    )
-    wishes = Wishes(
-        strategies=given,
-        head=head,
-        head_kind=head_kind,
-        align=align or {},
-        train=[train] if isinstance(train, str) else train,
-    )
-    chosen = choose_methods(model, spec, wishes, loss=chosen_loss)
-    for note in chosen.notes:
-        tell(note)
-    for name, reason in chosen.left_out.items():
-        why = reason.removeprefix(f"strategy '{name}': ")
-        tell(f"left out, strategy {name}: {why}")
-    return export_bundle(model, chosen.spec, out=place, key=signing)
+    example = example_of(prepared, 2)
+    with classes_last(model, example, task, classes, tell):
+        expected = checks.expected_output(task, classes if task == "segmentation" else None)
+        output = checks.check_model(
+            model, example, expected, allow_probabilities=allow_probabilities
+        )
+        names = _names(task, classes, targets, int(output.shape[-1]))
+        spec = BundleSpec(
+            name=place.stem,
+            strategy=given[0],
+            settings=settings or {},
+            objectives=tuple(objectives),
+            task=task,
+            classes=names if kind_of(task) == "classes" else (),
+            targets=names if kind_of(task) == "targets" else (),
+            preprocessing=prepared,
+            formats=None if formats is None else tuple(formats),
+            provenance=provenance or {},
+            allow_probabilities=allow_probabilities,
+            sequence=sequence,
+            replaces_up_to=replaces_up_to,
+        )
+        wishes = Wishes(
+            strategies=given,
+            head=head,
+            head_kind=head_kind,
+            align=align or {},
+            train=[train] if isinstance(train, str) else train,
+        )
+        chosen = choose_methods(model, spec, wishes, loss=chosen_loss)
+        for note in chosen.notes:
+            tell(note)
+        for name, reason in chosen.left_out.items():
+            why = reason.removeprefix(f"strategy '{name}': ")
+            tell(f"left out, strategy {name}: {why}")
+        return export_bundle(model, chosen.spec, out=place, key=signing)
 
 
 def _preprocessing(
