@@ -2,7 +2,7 @@
  * Sessions: keys that two ends agree on, and records that nobody else can read, make or repeat.
  *
  * X25519 over both shares and HKDF-SHA256 over both nonces, the run, its bundle and the device give
- * one AES-256-GCM key per direction (`docs/protocol.md`, Sessions).
+ * one AES-256-GCM key per direction (`docs/protocol.md`, Sealed sessions).
  */
 
 import { bigEndian, concat, utf8 } from "../bytes.ts";
