@@ -215,7 +215,7 @@ def export_model(  # noqa: PLR0913 - what a bundle says, each by its name
         task: what the outputs are: ``classification``, ``segmentation`` (a class for each step),
             ``regression`` or ``multilabel``.
         loss: of the task; None: its default.
-        classes: names in the order of the outputs; None: numbers, of a segmentation they are needed.
+        classes: names in the order of the outputs; None: numbers. A segmentation needs them.
         targets: the same where the task has no classes.
         tokens: examples are int64 numbers below this; None: found where the model needs them.
         head: name of the module that takes the features; None: found.
