@@ -19,7 +19,7 @@ MODULES := src/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
-.PHONY: demo web test quick slow oracles check docs format bench fuzz audit aarch64 wheel clean
+.PHONY: demo web test quick slow oracles check docs format bench fuzz audit aarch64 pythons wheel dist clean
 
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -68,6 +68,22 @@ fuzz: $(STAMP) ## altered inputs for every decoder, guided by coverage; ARGS="--
 audit: $(STAMP) ## licences of the pinned packages, and known vulnerabilities where a service can be asked
 	$(BIN)/python scripts/audit $(ARGS)
 
+# What runs on devices and beside the broker; PyTorch's tests have one Python.
+PYTHONS ?= $(foreach minor,12 13 14,$(shell command -v python3.$(minor) 2>/dev/null))
+IN_EACH := tests/edge tests/coordinator tests/wire tests/tensors tests/broker tests/e2e/test_releases.py
+
+pythons: ## those tests with other versions of Python; PYTHONS="/path/to/python3.13 …", default: those found
+	@for python in $(PYTHONS); do \
+	  folder=$$(mktemp -d); echo "== $$($$python --version) ..."; \
+	  $$python -m venv $$folder && \
+	  $$folder/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	    -e ".[edge,litert,coordinator,hub,recordings]" hypothesis pytest pytest-timeout pytest-xdist \
+	    safetensors scikit-learn && \
+	  OMP_NUM_THREADS=1 $$folder/bin/python -m pytest --numprocesses $(PROCESSES) --dist loadfile \
+	    $(IN_EACH) $(ARGS) || exit 1; \
+	  rm -rf $$folder; \
+	done
+
 aarch64: $(STAMP) ## an emulated Raspberry Pi joins a federation; minutes (docs/raspberry-pi.md)
 	$(BIN)/python scripts/aarch64 $(ARGS)
 
@@ -75,6 +91,11 @@ wheel: $(STAMP) $(WEB) ## the package as one file under dist/, for devices: no i
 	@rm -rf build
 	$(BIN)/python -m build --wheel >build.log || { cat build.log; exit 1; }
 	@rm -f build.log; ls dist/*.whl
+
+dist: $(STAMP) $(WEB) ## for a release: the source archive, and the wheel made of it, under dist/
+	@rm -rf build dist
+	$(BIN)/python -m build >build.log || { cat build.log; exit 1; }
+	@rm -f build.log; ls dist/*
 
 clean:
 	rm -rf build dist site $(VENV) *.egg-info src/protofleet/hub/page src/web/node_modules

@@ -11,6 +11,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -49,6 +61,9 @@ class Authority:
     def _sign(self, name: str, key: ec.EllipticCurvePrivateKey, *, issues: bool):
         now = dt.datetime.now(dt.UTC)
         loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        usage = dict.fromkeys(_USAGES, False) | {"digital_signature": True, "key_cert_sign": issues}
         return (
             x509.CertificateBuilder()
             .subject_name(_named(name))
@@ -58,6 +73,10 @@ class Authority:
             .not_valid_before(now - dt.timedelta(days=1))
             .not_valid_after(now + dt.timedelta(days=1))
             .add_extension(x509.SubjectAlternativeName([loopback]), critical=False)
+            # Python 3.13 asks for these three.
+            .add_extension(own, critical=False)
+            .add_extension(issuer, critical=False)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
             .add_extension(x509.BasicConstraints(ca=issues, path_length=None), critical=True)
             .sign(self._key, hashes.SHA256())
         )
