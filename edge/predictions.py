@@ -132,10 +132,8 @@ def columns(task: TaskName, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def known_rows(y: NDArray[Any]) -> NDArray[np.bool_]:
     """``(n,)``, which true values are known."""
-    if y.dtype == np.int64:
-        known: NDArray[np.bool_] = (y != NO_LABEL).reshape(len(y), -1).all(axis=1)
-        return known
-    return np.asarray(np.isfinite(y).all(axis=1))
+    known: NDArray[np.bool_] = y != NO_LABEL if y.dtype == np.int64 else np.isfinite(y)
+    return known if known.ndim == 1 else np.asarray(known.all(axis=1))
 
 
 def score_predictions(predicted: Predictions, y: NDArray[Any]) -> PredictionScores:

@@ -218,7 +218,8 @@ def _windows(
 def to_blocks(windows: Sequence[Window], manifest: Manifest) -> Iterator[Examples]:
     """Windows as a block of examples; none of none."""
     if windows:
-        labels = np.array([window.label for window in windows], np.int64)
+        steps = manifest.steps
+        labels = np.array([one.steps(steps) if steps else one.label for one in windows], np.int64)
         yield Examples(
             x=np.stack([window.x for window in windows]),
             y=labels if manifest.classes else unknown(len(windows), manifest),

@@ -36,11 +36,18 @@ class Window:
         x: ``(window, channels) float32``, z-normalised.
         start_s: time of its first sample.
         label: the activity that was marked throughout, or -1 where it is unknown or changed.
+        labels: ``(window,) int64``, the activity of each sample, or -1.
     """
 
     x: NDArray[np.float32]
     start_s: float
     label: int
+    labels: NDArray[np.int64]
+
+    def steps(self, count: int) -> NDArray[np.int64]:
+        """``(count,)``, the activity in the middle of each of so many equal parts, or -1."""
+        middles = (np.arange(count) + 0.5) * (len(self.labels) / count)
+        return self.labels[middles.astype(np.int64)]
 
 
 @dataclass(slots=True)
@@ -247,9 +254,12 @@ class SensorIntake:
     def _cut(self, rows: NDArray[np.float64], start: int) -> Window:
         normalised = (rows - self._mean) / self._std
         begin_s, end_s = start / self._rate, (start + self._window - 1) / self._rate
-        return Window(
-            x=normalised.astype(np.float32), start_s=begin_s, label=self._label(begin_s, end_s)
-        )
+        label = self._label(begin_s, end_s)
+        times_s = np.arange(start, start + self._window) / self._rate
+        labels = np.full(self._window, -1, np.int64)
+        for time_s, marked in self._marks:
+            labels[times_s >= time_s] = marked
+        return Window(x=normalised.astype(np.float32), start_s=begin_s, label=label, labels=labels)
 
     def _label(self, begin_s: float, end_s: float) -> int:
         while len(self._marks) > 1 and self._marks[1][0] <= begin_s:

@@ -14,7 +14,7 @@ from protofleet.datasets import DeviceData
 from protofleet.datasets.windows import parts_in_time
 from protofleet.edge.data.examples import Examples
 from protofleet.edge.personal import checked_examples
-from protofleet.edge.predictions import NO_LABEL
+from protofleet.edge.predictions import known_rows
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Labelled:
         raw: as of ``to_device_data``.
 
     Raises:
-        InputError: the bundle has no classes of whole examples.
+        InputError: the bundle has no classes.
     """
 
     def __init__(self, manifest: Manifest, *, raw: bool) -> None:
@@ -67,22 +67,18 @@ class Labelled:
                 f"recording: expected a bundle with classes, got one of task {manifest.task}; save "
                 "its data as an .npz (docs/device.md)"
             )
-        if manifest.task == "segmentation":
-            raise InputError(
-                "recording: its windows have one label each, and a bundle of task segmentation "
-                "takes one for each step; save x (n, …) and y (n, steps) as an .npz "
-                "(docs/device.md)"
-            )
         inputs = manifest.preprocessing
         self._inputs, self._raw = inputs, raw
         self._length_s = inputs.window / inputs.rate_hz if inputs.window and inputs.rate_hz else 0.0
         self._y, self._follows = array("i"), array("b")
         self._count, self._last_s = 0, -np.inf
+        self._steps = manifest.steps
 
     @property
     def y(self) -> NDArray[np.int64]:
-        """``(n,)`` class indices of those that have been taken."""
-        return np.array(self._y, np.int64)
+        """``(n,)`` class indices of those that have been taken, of a segmentation ``(n, S)``."""
+        found = np.array(self._y, np.int64)
+        return found.reshape(-1, self._steps) if self._steps else found
 
     def taken(self, block: Examples) -> NDArray[np.float32]:
         """Those of a block that have a label, ``(n, *input_shape)``, as the model takes them.
@@ -91,7 +87,12 @@ class Labelled:
             InputError: one does not fit the bundle.
         """
         x = checked_examples(block.x, self._inputs, raw=self._raw and not block.normalised)
-        known = block.y != NO_LABEL
+        if self._steps and block.y.ndim == 1:
+            raise InputError(
+                "recording: a class for each step is known of windows of a stream alone; save x "
+                "(n, …) and y (n, steps) as an .npz (docs/device.md)"
+            )
+        known = known_rows(block.y)
         self._count += len(known)
         # Examples that are no windows of a stream overlap no other.
         start_s = np.full(len(known), np.inf) if block.start_s is None else block.start_s
@@ -111,17 +112,21 @@ class Labelled:
         Raises:
             InputError: none has been taken.
         """
-        if lacking := self._count - len(self._y):
+        follows = np.frombuffer(self._follows, np.bool_)
+        has_one = "each of its steps has one" if self._steps else "it is the same throughout"
+        if lacking := self._count - len(follows):
             _log.warning(
                 "%d of %d examples have no label and are left out%s",
                 lacking,
                 self._count,
-                " (a window has one if it is the same throughout)" if self._inputs.window else "",
+                f" (a window has one if {has_one})" if self._inputs.window else "",
             )
-        if not self._y:
+        if not len(follows):
             raise InputError(
                 "recording: expected examples with a label (column 'label'), got none with one; a "
-                "window has a label if it is the same throughout"
+                f"window has a label if {has_one}"
             )
-        follows = np.frombuffer(self._follows, np.bool_)
-        return parts_in_time(np.frombuffer(self._y, np.intc), follows, test_fraction=test_share)
+        y: NDArray[np.integer] = np.frombuffer(self._y, np.intc)
+        if self._steps:  # divided by the class of most steps
+            y = np.array([np.bincount(steps).argmax() for steps in y.reshape(-1, self._steps)])
+        return parts_in_time(y, follows, test_fraction=test_share)

@@ -14,7 +14,7 @@ from protofleet.edge.data.csv_examples import Examples, read_csv
 from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
 from protofleet.edge.data.recording_files import RecordingFile, recording_files
 from protofleet.edge.data.sensor_tables import SensorTables, sensor_tables, with_marks
-from protofleet.edge.predictions import NO_LABEL
+from protofleet.edge.predictions import known_rows
 from protofleet.errors import InputError
 
 
@@ -25,7 +25,9 @@ class Found:
     Attributes:
         name: of the table.
         examples: how many.
-        by_class: of each of the bundle's classes; empty where it has none.
+        by_class: of each of the bundle's classes, of a segmentation their steps; empty where it has
+            none.
+        unlabelled: examples of no class.
         lasts_s: from its first window to its last one's beginning; 0 where there are no times.
         refused: why nothing of it is used; empty: it is.
     """
@@ -33,6 +35,7 @@ class Found:
     name: str
     examples: int = 0
     by_class: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    unlabelled: int = 0
     lasts_s: float = 0.0
     refused: str = ""
     _last_s: float = np.inf
@@ -43,17 +46,18 @@ class Found:
         if self.lasts_s:
             parts.append(f"over {self.lasts_s:.0f} s")
         each = [f"{name} {n}" for name, n in zip(classes, self.by_class, strict=True) if n]
-        unlabelled = self.examples - int(self.by_class.sum())
-        if len(self.by_class) and unlabelled:
-            each.append(f"{unlabelled} without a label")
+        if len(self.by_class) and self.unlabelled:
+            each.append(f"{self.unlabelled} without a label")
         return " ".join(parts) + (f": {', '.join(each)}" if each else "")
 
     def add(self, block: Examples) -> None:
         """Count what has arrived."""
         self.examples += len(block.y)
         if len(self.by_class):
-            known = block.y[block.y != NO_LABEL]
-            self.by_class += np.bincount(known, minlength=len(self.by_class))
+            known = known_rows(block.y)
+            self.unlabelled += int((~known).sum())
+            labels = block.y[known].reshape(-1)
+            self.by_class += np.bincount(labels, minlength=len(self.by_class))
         if block.start_s is not None and len(block.start_s):
             steps = np.diff(block.start_s, prepend=self._last_s)
             self.lasts_s += float(np.maximum(steps, 0).sum())

@@ -17,8 +17,8 @@ from protofleet.bundle import Bundle
 from protofleet.cli.pretrain import pretrain
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
-from protofleet.edge.data.examples import load_examples
-from protofleet.edge.data.recording import Labelled
+from protofleet.edge.data.examples import Examples, load_examples
+from protofleet.edge.data.recording import Labelled, to_device_data
 from protofleet.edge.join import open_learner
 from protofleet.edge.learning.personalise import personalise
 from protofleet.errors import InputError
@@ -192,11 +192,49 @@ def test_names_of_classes_become_numbers_and_steps_are_counted(bundle):
     assert learner.num_examples(1) == 20
 
 
-def test_recordings_and_a_head_alone_are_refused_by_name(bundle):
-    with pytest.raises(InputError, match=r"windows have one label each, .* y \(n, steps\) as an"):
-        Labelled(bundle.manifest, raw=False)
+def test_rows_that_are_no_stream_and_a_head_alone_are_refused_by_name(bundle):
+    rows = Examples(x=_examples(3)[0], y=np.zeros(3, np.int64))
+    with pytest.raises(InputError, match=r"of windows of a stream alone; .* y \(n, steps\) as an"):
+        Labelled(bundle.manifest, raw=False).taken(rows)
     with pytest.raises(InputError, match="segmentation, of which no head is trained alone"):
         personalise(bundle, open_programs(bundle), LocalData(own=_data()))
+
+
+@pytest.mark.parametrize(("steps", "rate"), [(12, 1), (4, 3)])
+def test_a_recording_s_labels_are_those_of_steps(steps, rate, tmp_path):
+    """A step is a sample, or three; its label is that in its middle; one of a gap has none."""
+
+    class Pooled(_Segmenter):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            return logits.unflatten(1, (steps, rate)).mean(2)
+
+    stream = {"rate_hz": 10, "window": _STEPS, "hop": _STEPS, "channels": ["acc_x", "acc_y"]}
+    inputs = {"input_shape": [_STEPS, _CHANNELS], "mean": [0, 0], "std": [1, 1], **stream}
+    bundle = tmp_path / "a.pfb"
+    pf.export_model(
+        Pooled(),
+        bundle,
+        strategy="fedavg",
+        preprocessing=inputs,
+        task="segmentation",
+        classes=_CLASSES,
+    )
+    manifest = Bundle.open(bundle, any_signer=True).manifest
+    assert manifest.steps == steps
+    labels = np.repeat(["rest", "walk", "", "run", "fall"], [18, 18, 12, 7, 5])
+    table = "".join(
+        f"{0.1 * i:.1f},{i % 3},{i % 2},{label}\n" for i, label in enumerate(labels.tolist())
+    )
+    (tmp_path / "r.csv").write_text("time_s,acc_x,acc_y,label\n" + table)
+    blocks = list(load_examples([str(tmp_path / "r.csv")], manifest))
+    y = np.concatenate([block.y for block in blocks])
+    numbers = np.array([-1 if one == "" else _CLASSES.index(one) for one in labels])
+    middles = numbers.reshape(-1, steps, rate)[:, :, rate // 2]
+    np.testing.assert_array_equal(y, middles)
+    own = to_device_data(blocks, manifest, raw=False, test_share=0.3)
+    taken = np.concatenate([own.y_train, own.y_test])  # the third has a gap; the rest by class
+    assert sorted(taken.tolist()) == sorted(np.delete(middles, 3, axis=0).tolist())
 
 
 def test_examples_with_and_without_labels_are_read_for_prediction(bundle, tmp_path):
