@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,9 +14,12 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import protofleet as pf
+from protofleet.benchmarks.device.request import device_data
 from protofleet.bundle import Bundle
+from protofleet.cli.bench import bench
+from protofleet.cli.prepare import prepare
 from protofleet.cli.pretrain import pretrain
-from protofleet.datasets import DeviceData
+from protofleet.datasets import DeviceData, load_device_data
 from protofleet.edge import LocalData
 from protofleet.edge.data.examples import Examples, load_examples
 from protofleet.edge.data.recording import Labelled, to_device_data
@@ -232,6 +236,13 @@ def test_a_recording_s_labels_are_those_of_steps(steps, rate, tmp_path):
     numbers = np.array([-1 if one == "" else _CLASSES.index(one) for one in labels])
     middles = numbers.reshape(-1, steps, rate)[:, :, rate // 2]
     np.testing.assert_array_equal(y, middles)
+    made = tmp_path / "own.npz"
+    asked = ["--bundle", str(bundle), "--out", str(made), "--plot", str(tmp_path / "own.svg")]
+    done = CliRunner().invoke(prepare, [str(tmp_path / "r.csv"), *asked], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "steps to train" in done.output
+    assert (tmp_path / "own.svg").stat().st_size > 1000
+    assert load_device_data(made).y_train.shape[1] == steps
     own = to_device_data(blocks, manifest, raw=False, test_share=0.3)
     taken = np.concatenate([own.y_train, own.y_test])  # the third has a gap; the rest by class
     assert sorted(taken.tolist()) == sorted(np.delete(middles, 3, axis=0).tolist())
@@ -270,3 +281,35 @@ def test_it_is_trained_centrally_and_its_names_are_kept(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     _, metadata = load_checkpoint(tmp_path / "central" / "model.safetensors")
     assert (metadata["task"], json.loads(metadata["classes"])) == ("segmentation", list(_CLASSES))
+
+
+@pytest.mark.usefixtures("exported")
+def test_what_a_device_pays_is_measured_and_scored(exported_file, tmp_path):
+    _data().save(tmp_path / "own.npz")
+    asked = [
+        "device",
+        "--bundle",
+        str(exported_file),
+        "--quick",
+        "--backend",
+        "onnx",
+        "--batch",
+        "4",
+    ]
+    asked += ["--precision", "float32", "--seconds", "0.05", "--json", str(tmp_path / "a.json")]
+    for data, is_scored in ((["--data", str(tmp_path / "own.npz")], True), ([], False)):
+        done = CliRunner().invoke(bench, [*asked, *data], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert ("macro-F1" in done.output) is is_scored
+        (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
+        assert (run["status"], run["score"] is not None) == ("measured", is_scored)
+
+
+def test_random_examples_are_the_task_s_own(bundle):
+    """Of a regression and of labels, too, which ``bench device`` measures without data."""
+    known = bundle.manifest
+    numbers = {"classes": (), "targets": ("a", "b"), "programs": {}}
+    for task, changes in (("segmentation", {}), ("regression", numbers), ("multilabel", numbers)):
+        manifest = msgspec.structs.replace(known, task=task, **changes)
+        made = device_data("", manifest, seed=0)
+        TASKS[task].check_labels("y", made.y_train, len(manifest.outputs))

@@ -162,10 +162,12 @@ def _blocks(
 
 
 def _tell(data: SpooledExamples) -> None:
-    """Of each class, how many train and test."""
+    """Of each class, how many examples, or steps of a segmentation's, train and test."""
     import numpy as np
 
     classes = data.manifest.classes
-    parts = (np.bincount(data.y[rows], minlength=len(classes)) for rows in (data.train, data.test))
-    for name, train, test in zip(classes, *parts, strict=True):
-        click.echo(f"{name}: {train} to train, {test} to test")
+    parts = (data.y[rows].reshape(-1) for rows in (data.train, data.test))
+    counts = (np.bincount(part, minlength=len(classes)) for part in parts)
+    steps = " steps" if data.manifest.steps else ""
+    for name, train, test in zip(classes, *counts, strict=True):
+        click.echo(f"{name}: {train}{steps} to train, {test} to test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class _Windows:
 
     Attributes:
         x: ``(n, window, channels)``, normalised.
-        y: ``(n,)`` class indices, or ``(n, T)`` targets.
+        y: ``(n,)`` class indices, ``(n, S)`` of steps, or ``(n, T)`` targets.
         start_s: ``(n,)`` seconds since the first.
     """
 
@@ -89,9 +90,13 @@ def _panel(axes: Any, name: str, windows: _Windows, manifest: Manifest) -> None:
         lines = np.clip(values[:, : len(names)], -_APART / 2, _APART / 2) + places
         axes.plot(times, lines, color=INK, lw=0.5)
     if manifest.classes:
-        for start, label in zip(windows.start_s.tolist(), windows.y.tolist(), strict=True):
-            if label != NO_LABEL:
-                axes.axvspan(start, start + length_s, color=_colour(label), alpha=0.15, lw=0)
+        for start, labels in zip(windows.start_s.tolist(), windows.y, strict=True):
+            steps = np.atleast_1d(labels)
+            bounds = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+            for first, end in pairwise(bounds):
+                if (label := int(steps[first])) != NO_LABEL:
+                    begin, stop = (start + length_s * at / len(steps) for at in (first, end))
+                    axes.axvspan(begin, stop, color=_colour(label), alpha=0.15, lw=0)
     axes.set_yticks(places, names, fontsize=7)
     axes.set_title(f"{name}: {len(windows.y)} windows", loc="left", fontsize=8)
     axes.margins(x=0.01)

@@ -73,12 +73,14 @@ def _infer(
     if examples.test is None:
         return
     from protofleet.edge.learning.training import EVALUATION_BATCH  # noqa: PLC0415 after the first phase
-    from protofleet.strategies.scores import confusion, score  # noqa: PLC0415 as above
+    from protofleet.strategies.tasks import TASKS  # noqa: PLC0415 as above
 
     x, y = examples.test
-    logits = classifier.predict(x, batch_size=EVALUATION_BATCH)
-    counts = confusion(y, logits.argmax(axis=1), logits.shape[1])
-    say(score={**score(counts), "examples": len(y)})
+    task = TASKS[examples.task]
+    outputs = classifier.predict(x, batch_size=EVALUATION_BATCH)
+    if task.kind == "classes":
+        found = task.score(task.statistics(outputs, y, outputs.shape[-1]))
+        say(score={**found, "examples": len(y)})
 
 
 def _train(phases: Phases, bundle: Bundle, request: Request, examples: ProgramInputs) -> None:

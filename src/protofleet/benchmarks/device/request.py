@@ -15,6 +15,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest, Port
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.errors import InputError
+from protofleet.tensors import TaskName
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +52,16 @@ class ProgramInputs:
     """Inputs of the programs.
 
     Attributes:
-        x, y: ``(n, …) float32`` and ``(n,) int64``, taken from the start again when they run out.
+        task: of the bundle.
+        x, y: ``(n, …) float32`` and true values of the task, taken from the start again when they
+            run out.
         test: the test part of given data; None where examples are random.
     """
 
+    task: TaskName
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    test: tuple[NDArray[np.float32], NDArray[np.int64]] | None
+    y: NDArray[Any]
+    test: tuple[NDArray[np.float32], NDArray[Any]] | None
     _ports: dict[str, tuple[Port, ...]]
     _classes: int
     _seed: int
@@ -109,6 +113,7 @@ def take_examples(request: Request, manifest: Manifest) -> ProgramInputs:
     """The given data, or random examples of the declared shape."""
     data = device_data(request.data, manifest, seed=request.seed)
     return ProgramInputs(
+        task=manifest.task,
         x=data.x_train,
         y=data.y_train,
         test=(data.x_test, data.y_test) if request.data and len(data.y_test) else None,
@@ -127,12 +132,16 @@ def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64)
     if path:
         return load_device_data(Path(path), tokens=manifest.preprocessing.tokens is not None)
     rng = np.random.default_rng(seed)
-    shape, classes = manifest.preprocessing.input_shape, len(manifest.classes)
+    shape, outputs = manifest.preprocessing.input_shape, len(manifest.outputs)
 
-    def part(n: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def part(n: int) -> tuple[NDArray[np.float32], NDArray[Any]]:
         # Some models read inputs as numbers of words or pixels: none of those is negative.
         x = np.abs(rng.normal(size=(n, *shape))).astype(np.float32)
-        return x, np.arange(n) % classes
+        if manifest.steps:
+            return x, np.arange(n * manifest.steps).reshape(n, -1) % outputs
+        if manifest.classes:
+            return x, np.arange(n) % outputs
+        return x, rng.integers(0, 2, (n, outputs)).astype(np.float32)
 
     (x_train, y_train), (x_test, y_test) = part(examples), part(examples // 4)
     return DeviceData(
@@ -141,6 +150,7 @@ def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64)
         x_test=x_test,
         y_test=y_test,
         classes=manifest.classes,
+        targets=manifest.targets,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from protofleet.benchmarks._rows import aligned, short
 from protofleet.benchmarks.device.report import (
@@ -28,7 +29,10 @@ def lines(report: DeviceReport) -> Iterator[str]:
     yield from _head(report)
     measured = [run for run in report.runs if run.phases]
     if measured:
-        yield from _section("Loading and inference", _inference_head(report), measured, _inference)
+        is_scored = any(run.score for run in measured)
+        head = _inference_head(report, is_scored=is_scored)
+        cells = partial(_inference, is_scored=is_scored)
+        yield from _section("Loading and inference", head, measured, cells)
         yield from _training(measured)
         yield from _memory(measured)
         yield from _sizes(measured)
@@ -75,21 +79,21 @@ def _what(run: DeviceRun) -> Cells:
     return run.what.backend, run.what.precision, str(run.what.threads)
 
 
-def _inference_head(report: DeviceReport) -> Cells:
+def _inference_head(report: DeviceReport, *, is_scored: bool) -> Cells:
     batch = report.settings.stream_batch
-    scores = ("macro-F1", "examples") if report.data != RANDOM else ()
+    scores = ("macro-F1", "examples") if is_scored else ()
     return (*_WHAT, "load ms", "window p50", "p95", "p99", "cpu ms", f"1/s by {batch}", *scores)
 
 
-def _inference(run: DeviceRun) -> Cells:
+def _inference(run: DeviceRun, *, is_scored: bool) -> Cells:
     one, stream, score = run.phase("infer"), run.phase("stream"), run.score
-    scores = (f"{score.macro_f1:.4f}", str(score.examples)) if score else ()
+    told = (f"{score.macro_f1:.4f}", str(score.examples)) if score else ("-", "-")
     return (
         _number(run.load_ms),
         *_percentiles(one, "p50", "p95", "p99"),
         _number(one.cpu_ms if one else None),
         _number(stream.per_s if stream else None),
-        *scores,
+        *(told if is_scored else ()),
     )
 
 
