@@ -302,7 +302,7 @@ def test_what_a_device_pays_is_measured_and_scored(exported_file, tmp_path):
         assert done.exit_code == 0, done.output
         assert ("macro-F1" in done.output) is is_scored
         (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
-        assert (run["status"], run["score"] is not None) == ("measured", is_scored)
+        assert (run["status"], "score" in run) == ("measured", is_scored)
 
 
 def test_random_examples_are_the_task_s_own(bundle):
