@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from protofleet.edge.data.examples import read_csv
 from protofleet.edge.data.intake import SensorIntake
 from protofleet.edge.data.recording_files import label_in
 from protofleet.edge.data.recordings import read_recordings
+from protofleet.edge.data.unbundled import manifest_for
 from protofleet.errors import InputError
 
 _SMALL = Preprocessing(
@@ -356,7 +356,7 @@ def _units(units: list[str], head: str) -> dict[str, Any]:
 
 
 def _csv(name: str, text: str) -> dict[str, Any]:
-    manifest: Any = SimpleNamespace(preprocessing=_SMALL, classes=("run", "walk"), targets=())
+    manifest = manifest_for(_SMALL, ("run", "walk"))
     found: dict[str, Any] = {"name": name, "text": text}
     try:
         blocks = list(read_csv(io.BytesIO(text.encode()), "'mine.csv'", manifest))
