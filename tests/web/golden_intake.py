@@ -350,7 +350,7 @@ def _units(units: list[str], head: str) -> dict[str, Any]:
     """A bundle that is not normalised and says its units."""
     plain = msgspec.structs.replace(_BOTH, mean=(0.0,), std=(1.0,), units=tuple(units))
     text = _sensor_table(head, columns=6, unit=_MS)
-    manifest: Any = _Bundle(preprocessing=plain)
+    manifest = manifest_for(plain, _NAMES)
     blocks = list(read_csv(io.BytesIO(text.encode()), "'mine.csv'", manifest))
     return {"units": units, "text": text, "x": _packed(np.concatenate([one.x for one in blocks]))}
 
@@ -371,19 +371,7 @@ def _csv(name: str, text: str) -> dict[str, Any]:
     }
 
 
-class _Bundle(msgspec.Struct, frozen=True):
-    """What reading recordings needs of a manifest."""
-
-    preprocessing: Preprocessing = _BOTH
-    classes: tuple[str, ...] = ("still", "walk")
-    targets: tuple[str, ...] = ()
-    task: str = "classification"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return self.classes
-
-
+_NAMES = ("still", "walk")
 _CLASSES = ("still", "walk", "walk up", "1", "größe")
 _NAMED_AFTER_CLASSES = [
     ["home", "rec1"],
@@ -459,7 +447,7 @@ def _recordings(name: str, files: dict[str, str]) -> dict[str, Any]:
         "name": name,
         "zip": base64.b64encode(packed.getvalue()).decode(),
     }
-    manifest: Any = _Bundle()
+    manifest = manifest_for(_BOTH, _NAMES)
     with TemporaryDirectory() as folder:
         place = Path(folder) / "mine.zip"
         place.write_bytes(packed.getvalue())
