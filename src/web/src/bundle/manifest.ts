@@ -163,6 +163,11 @@ export function parseManifest(bytes: Uint8Array): Manifest {
       "version", `bundle format ${String(version).slice(0, 20)}: this release reads format ${FORMAT_VERSION}`,
     );
   }
+  if (isObject(document) && document["task"] === "segmentation") {
+    throw new RefusedError(
+      "manifest", "manifest.json: task segmentation: a browser takes none; a device with Python does",
+    );
+  }
   try {
     return MANIFEST.read(document, "$");
   } catch (error) {

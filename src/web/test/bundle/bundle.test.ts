@@ -4,6 +4,7 @@ import { join } from "node:path";
 import { test } from "node:test";
 
 import { type Bundle, checkBundleSize, openBundle } from "../../src/bundle/bundle.ts";
+import { parseManifest } from "../../src/bundle/manifest.ts";
 import { isTimestamp } from "../../src/bundle/timestamp.ts";
 import { InputError, RefusedError } from "../../src/errors.ts";
 import { writtenByPython } from "../python.ts";
@@ -94,4 +95,12 @@ test("a size above the limit is refused before anything is fetched", () => {
 test("points in time are those of Python's calendar", () => {
   const wrong = Object.entries(GOLDEN.times).filter(([text, known]) => isTimestamp(text) !== known);
   assert.deepEqual(wrong, []);
+});
+
+test("a bundle with a class for each step is refused in words, whatever else it holds", () => {
+  const text = JSON.stringify({ format: 1, task: "segmentation" });
+  assert.throws(
+    () => parseManifest(new TextEncoder().encode(text)),
+    new RefusedError("manifest", "manifest.json: task segmentation: a browser takes none; a device with Python does"),
+  );
 });
