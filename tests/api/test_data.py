@@ -76,3 +76,19 @@ def test_a_client_s_file_is_read(pool, tmp_path):
     found = load_npz(str(tmp_path / "own.npz"))
     assert isinstance(found, DeviceData)
     np.testing.assert_array_equal(found.x_train, own.x_train)
+
+
+def test_examples_whose_steps_have_classes_are_divided_by_that_of_most():
+    steps = np.repeat(np.arange(3), 40)[:, None].repeat(5, axis=1)
+    steps[::2, 3:] = (steps[::2, 3:] + 1) % 3
+    x = np.arange(120 * 5, dtype=np.float32).reshape(120, 5, 1)
+    pool = Pool(x=x, y=steps, classes=("a", "b", "c"))
+    rest, share = hold_out(pool, 0.25)
+    assert (rest.y.shape, share.y.shape) == ((90, 5), (30, 5))
+    assert np.bincount(share.y[:, 0]).tolist() == [10, 10, 10]
+    clients = split(pool, 3, alpha=0.3)
+    rows = np.concatenate([np.concatenate([c.x_train, c.x_test]) for c in clients.values()])
+    assert sorted(rows[:, 0, 0].tolist()) == x[:, 0, 0].tolist()
+    for one in clients.values():
+        places = (one.x_train[:, 0, 0] // 5).astype(int)
+        np.testing.assert_array_equal(one.y_train, steps[places])

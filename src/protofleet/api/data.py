@@ -14,7 +14,15 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.bundle.rules import check_preprocessing
 from protofleet.datasets import DeviceData, catalogue, load_device_data
-from protofleet.datasets.federate import Dirichlet, Iid, Natural, Partition, Stratified, federate
+from protofleet.datasets.federate import (
+    Dirichlet,
+    Iid,
+    Natural,
+    Partition,
+    Stratified,
+    by_main_class,
+    federate,
+)
 from protofleet.datasets.joining import taken
 from protofleet.datasets.partition import stratified_split
 from protofleet.datasets.pool import Pool
@@ -155,7 +163,7 @@ def hold_out(pool: Pool, fraction: float, *, seed: int = 0) -> tuple[Pool, Pool]
     if not 0 < fraction < 1:
         raise InputError(f"hold_out: expected a fraction above 0 and below 1, got {fraction}")
     rng = np.random.default_rng(seed)
-    _, rows = stratified_split(pool.y, test_fraction=fraction, rng=rng)
+    _, rows = stratified_split(by_main_class(pool).y, test_fraction=fraction, rng=rng)
     chosen = np.zeros(len(pool.y), bool)
     chosen[rows] = True
     return taken(pool, ~chosen), taken(pool, chosen)
@@ -170,6 +178,8 @@ def split(
     seed: int = 0,
 ) -> dict[str, DeviceData]:
     """Divide examples among clients, and each client's into a train and a test part.
+
+    Where steps have classes, an example counts for that of most of its steps.
 
     Args:
         pool: all examples.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -233,13 +234,14 @@ def federate(pool: Pool, partition: Partition, split: Split, *, seed: int) -> di
     if pool.targets:
         _check_needs_no_classes(partition, split)
     rngs = np.random.default_rng(seed).spawn(2)
+    whole = by_main_class(pool)
     match partition:
         case Natural():
-            parts = _people(pool, partition, split, rngs[1])
+            parts = _people(whole, partition, split, rngs[1])
         case DirichletShared():
-            parts = _shared(pool, partition, split, rngs)
+            parts = _shared(whole, partition, split, rngs)
         case _:
-            parts = _generated(pool, partition, split, rngs)
+            parts = _generated(whole, partition, split, rngs)
     for name, (train, test) in parts.items():
         if not len(train) or not len(test):
             raise InputError(
@@ -247,6 +249,14 @@ def federate(pool: Pool, partition: Partition, split: Split, *, seed: int) -> di
                 "some of both; use fewer clients, a larger alpha or another split"
             )
     return {name: _device_data(pool, *sides) for name, sides in parts.items()}
+
+
+def by_main_class(pool: Pool) -> Pool:
+    """The same examples, where steps have classes with that of most steps; ties: the first."""
+    if pool.targets or pool.y.ndim == 1:
+        return pool
+    counts = [np.bincount(steps, minlength=len(pool.classes)) for steps in pool.y]
+    return replace(pool, y=np.array(counts).reshape(len(pool.y), -1).argmax(axis=1))
 
 
 def _check_needs_no_classes(partition: Partition, split: Split) -> None:

@@ -20,7 +20,7 @@ class Pool:
         x: ``(n, …) float32``: windows ``(n, time, channels)``, rows of features ``(n, d)``, images
             ``(n, channels, height, width)`` in [0, 1], or texts as token numbers ``(n, length)``
             (whole numbers below 2**24, which float32 holds exactly).
-        y: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        y: ``(n,) int64`` class indices, ``(n, S) int64`` of steps, or ``(n, T) float32`` targets.
         classes: class names, in index order; empty where ``y`` has targets.
         targets: their names, in the order of the columns; empty where ``y`` has classes.
         client: ``(n,) str``: whose example it is; None where the data have no natural owners.
