@@ -1,7 +1,8 @@
 """Hostile files for the browser's readers: ``hostile_files.py FOLDER`` writes them.
 
-It runs the tests of ``tests/attacks`` (and those of codecs) and keeps what they hand to the readers
-of this package, each with the rule that refused it. ``cases.json`` lists them.
+It runs the tests of ``tests/attacks`` (and those of chunks and codecs) and keeps what they hand to
+the readers of this package, each with the rule that refused it, and in which words. ``cases.json``
+lists them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from protofleet.bundle import onnx_files
 from protofleet.errors import RefusedError
 from protofleet.tensors import blobs, strict_json
 from protofleet.wire import codecs
+from protofleet.wire.transfers import chunks
 
 _TESTS = Path(__file__).resolve().parents[1]
 _OF_FILES = [
@@ -149,9 +151,10 @@ def record(folder: Path) -> Recorder:
     hostile.assert_refused = recorder.assert_refused(hostile.assert_refused)
     blobs.decode = recorder.reader(blobs.decode, "blob", blobs_about)
     codecs.decode = recorder.reader(codecs.decode, "codec", recorder.of_codec)
+    chunks.parse = recorder.reader(chunks.parse, "chunk", dict)
     strict_json.loads = recorder.reader(strict_json.loads, "json", lambda **_: {})
     paths = [str(_TESTS / "attacks" / f"test_{name}.py") for name in _OF_FILES]
-    paths.append(str(_TESTS / "wire" / "test_codecs.py"))
+    paths += [str(_TESTS / "wire" / f"test_{name}.py") for name in ("chunks", "codecs")]
     options = [
         "-q",
         "-p",

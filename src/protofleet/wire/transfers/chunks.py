@@ -148,7 +148,7 @@ def parse(payload: bytes) -> Chunk:
         size,
     )
     magic, version, flags, length, transfer_id, index = _HEAD.unpack_from(payload)
-    _check("chunk-magic", magic == MAGIC, f"magic {MAGIC!r}", magic)
+    _check("chunk-magic", magic == MAGIC, f"magic {MAGIC.hex()}", magic.hex())
     _check("chunk-version", version == VERSION, f"version {VERSION}", version)
     _check("chunk-flags", flags <= FLAG_LAST | FLAG_SEALED, "flags of bits 0 and 1", flags)
     _check("chunk-length", length == size - HEADER_BYTES, f"{size - HEADER_BYTES} bytes", length)

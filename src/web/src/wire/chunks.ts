@@ -106,7 +106,7 @@ export function parse(payload: Uint8Array): Chunk {
   check("chunk-size", fits, `${HEADER_BYTES + 1} to ${MAX_PAYLOAD_BYTES} bytes`, size);
   const header = new DataView(payload.buffer, payload.byteOffset, HEADER_BYTES);
   const magic = header.getUint32(0);
-  check("chunk-magic", magic === MAGIC, "magic PFCK", toHex(payload.subarray(0, 4)));
+  check("chunk-magic", magic === MAGIC, `magic ${hex8(MAGIC)}`, hex8(magic));
   const version = header.getUint8(4);
   check("chunk-version", version === VERSION, `version ${VERSION}`, version);
   const flags = header.getUint8(5);
@@ -115,7 +115,7 @@ export function parse(payload: Uint8Array): Chunk {
   check("chunk-length", length === size - HEADER_BYTES, `${size - HEADER_BYTES} bytes`, length);
   const found = checksum(payload);
   const stated = header.getUint32(CRC_OFFSET);
-  check("chunk-crc", found === stated, `crc ${found.toString(16)}`, stated.toString(16));
+  check("chunk-crc", found === stated, `crc ${hex8(found)}`, hex8(stated));
   return {
     transferId: toHex(payload.subarray(8, 24)),
     index: header.getUint32(24),
@@ -123,6 +123,10 @@ export function parse(payload: Uint8Array): Chunk {
     data: payload.subarray(HEADER_BYTES),
     sealed: (flags & SEALED) !== 0,
   };
+}
+
+function hex8(number: number): string {
+  return number.toString(16).padStart(8, "0");
 }
 
 function checksum(packet: Uint8Array): number {

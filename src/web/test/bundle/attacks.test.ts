@@ -17,7 +17,7 @@ const { signer, cases }: { signer: string; cases: readonly Hostile[] } = JSON.pa
   readFileSync(join(FOLDER, "cases.json"), "utf8"),
 );
 type Judge = (some: readonly Hostile[], signer: string, address: string) => Promise<string[]>;
-const KINDS = ["bundle", "blob", "codec", "json"] as const;
+const KINDS = ["bundle", "blob", "chunk", "codec", "json"] as const;
 
 async function bytesOf(file: string): Promise<Uint8Array> {
   return new Uint8Array(readFileSync(join(FOLDER, file)));

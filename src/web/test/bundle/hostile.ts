@@ -5,11 +5,12 @@ import { checkOnnx } from "../../src/bundle/onnx.ts";
 import { RefusedError } from "../../src/errors.ts";
 import { type TensorSchema, checkTensors } from "../../src/strategies/types.ts";
 import { decode as decodeBlob } from "../../src/tensors/safetensors.ts";
+import { parse as parseChunk } from "../../src/wire/chunks.ts";
 import { decode as decodeCoded } from "../../src/wire/codecs.ts";
 import { parseStrict } from "../../src/wire/strict_json.ts";
 
 export interface Hostile {
-  readonly kind: "bundle" | "blob" | "codec" | "json";
+  readonly kind: "bundle" | "blob" | "chunk" | "codec" | "json";
   readonly test: string;
   /** Null: a good one. */
   readonly rule: string | null;
@@ -83,6 +84,7 @@ const READERS: Readonly<Record<Hostile["kind"], Read>> = {
     if (max_fields !== undefined && max_fields < MAX_FIELDS) checkOnnx(bundle.file(INFER), INFER, max_fields);
   },
   blob: async ({ file, max_bytes }, files) => decodeBlob(await files(file!), max_bytes),
+  chunk: async ({ file }, files) => parseChunk(await files(file!)),
   json: async ({ file, rule }, files) => parseStrict(await files(file!), "it", rule!),
   codec: async ({ file, baseline, codec, raw_bytes, max_bytes, required }, files) => {
     const { tensors } = decodeBlob(await files(baseline), Infinity);
