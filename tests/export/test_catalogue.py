@@ -39,9 +39,10 @@ def test_the_page_has_each_model_with_its_shape():
         assert ", ".join(map(str, known.input_shape)) in told[name], name
 
 
-def test_labels_of_objectives_are_classes_or_numbers():
-    numbers = {name for name, one in OBJECTIVES.items() if not one.takes_classes}
-    assert numbers == {"mse", "huber", "bce"}
+def test_labels_of_objectives_are_classes_of_examples_or_steps_or_numbers():
+    kinds = {name: one.labels for name, one in OBJECTIVES.items() if one.labels != "classes"}
+    numbers = dict.fromkeys(("mse", "huber", "bce"), "numbers")
+    assert kinds == {"step_cross_entropy": "classes of steps", **numbers}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet50"])

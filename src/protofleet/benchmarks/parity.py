@@ -81,7 +81,8 @@ def _objectives(model: nn.Module) -> list[str]:
         without |= {"prototype_distance"}
     if not hasattr(model, "decode"):
         without |= {"reconstruction", "head_cross_entropy"}
-    return [name for name in OBJECTIVES if name not in without]
+    whole = (name for name, one in OBJECTIVES.items() if one.labels != "classes of steps")
+    return [name for name in whole if name not in without]
 
 
 def _two_digits(value: float) -> float:
