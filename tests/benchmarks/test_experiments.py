@@ -19,7 +19,7 @@ from protofleet.cli.bench import bench
 from protofleet.errors import UnavailableError
 
 
-@pytest.mark.slow(seconds=30)
+@pytest.mark.full_size
 @pytest.mark.timeout(180)
 def test_the_engine_is_measured_beside_a_plain_loop(tmp_path, monkeypatch):
     """Of imitated data: there are none at the place that is named."""

@@ -250,7 +250,7 @@ def test_moved_to_another_folder_in_a_round_after_receipts_were_given(
 
 
 @pytest.mark.slow(seconds=12)
-@pytest.mark.parametrize("without_keys", [False, True])
+@pytest.mark.parametrize("without_keys", [pytest.param(False, marks=pytest.mark.full_size), True])
 def test_a_backup_of_a_federation_with_keys_goes_on_elsewhere_in_the_middle_of_a_round(
     make_federation, tmp_path, key, without_keys
 ):

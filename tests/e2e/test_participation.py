@@ -39,7 +39,7 @@ def _write(federation, rounds, cohort, extra):
     federation.file.write_text(text.replace("[cohort]\n", f"[cohort]\n{cohort}\n"))
 
 
-@pytest.mark.slow(seconds=25)
+@pytest.mark.full_size
 @pytest.mark.timeout(600)
 def test_drop_outs_of_a_tenth_cost_no_round(make_federation, tmp_path, key):
     """In each round every device is SIGKILLed with probability 0.1, and is back in the next."""

@@ -244,7 +244,7 @@ def _perceptron(path, key, hidden, sequence):
 
 
 @pytest.mark.slow(seconds=60)
-@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("keyed", [pytest.param(False, marks=pytest.mark.full_size), True])
 def test_devices_of_a_run_before_fetch_a_bundle_of_another_layout_and_take_along_what_fits(
     make_federation, tmp_path, key, keyed
 ):

@@ -69,7 +69,7 @@ def test_the_plan_in_ordinary_operators_assigns_as_the_kernels_do(variant):
     assert _check(model, program, "train", (1, 5, 70)).by_runner["LiteRT"] < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full_size
 def test_objectives_with_further_inputs_agree():
     torch.manual_seed(0)
     model = build_model("mlp", inputs=6, classes=3, hidden=(8, 5))
