@@ -258,7 +258,8 @@ class SensorIntake:
         times_s = np.arange(start, start + self._window) / self._rate
         labels = np.full(self._window, -1, np.int64)
         for time_s, marked in self._marks:
-            labels[times_s >= time_s] = marked
+            if time_s <= end_s:
+                labels[times_s >= time_s] = marked
         return Window(x=normalised.astype(np.float32), start_s=begin_s, label=label, labels=labels)
 
     def _label(self, begin_s: float, end_s: float) -> int:

@@ -121,10 +121,8 @@ def pretrain(  # noqa: PLR0913 - the settings of a training, each by its name
             trained = training.masked(model, torch.from_numpy(arrays["x"][:1]))
         else:
             arrays["y"], names = _labels(y, task, classes, targets)
-            expected, example = (
-                checks.expected_output(task, names),
-                torch.from_numpy(arrays["x"][:2]),
-            )
+            example = torch.from_numpy(arrays["x"][:2])
+            expected = checks.expected_output(task, names)
             within.enter_context(classes_last(model, example, task, names, tell))
             checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
             trained = training.supervised(model, OBJECTIVES[TASKS[task].chosen_loss(loss)])
