@@ -115,6 +115,7 @@ def test_your_own_strategy_is_found_once_its_package_is_installed(run, digits, t
     assert len(set(figures)) == 2, "it is not FedAvg"
 
 
+@pytest.mark.full_size
 @pytest.mark.mosquitto
 def test_rounds_that_wait_for_nobody_and_their_table(run, digits, tmp_path):
     out = run("asynchronous.py", digits, "--out", tmp_path / "runs", "--states", 4)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx import traceback as fx_traceback
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +26,7 @@ Draw = Callable[[Sequence[Any], Distribution], Tensor]
 """Gives an array of a shape (integers, or symbolic ones while tracing) and distribution."""
 
 _aten = torch.ops.aten
+_KEY = "protofleet_noise"
 _TINY = 2.0**-25  # half of the smallest uniform number above 0
 
 
@@ -37,36 +39,34 @@ class NoiseRequest:
 
 
 class NoiseRecorder:
-    """A ``Draw`` that notes what is asked for and answers with zeros."""
+    """A ``Draw`` whose answers are nodes of the graph that is traced; ``as_inputs`` finds them."""
 
     def __init__(self) -> None:
         self.requests: list[NoiseRequest] = []
 
     def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
         """Note the request; zeros of its shape."""
+        number = len(self.requests)
         self.requests.append(NoiseRequest(shape=tuple(shape), distribution=distribution))
-        return torch.zeros(tuple(shape))
+        with fx_traceback.annotate({_KEY: number}):
+            return torch.zeros(tuple(shape))
 
 
-class NoiseReplay:
-    """A ``Draw`` that hands out given arrays, one for each request, in order."""
-
-    def __init__(self, arrays: Sequence[Tensor]) -> None:
-        self._left = iter(arrays)
-
-    def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
-        """The next array.
-
-        Raises:
-            ExportError: there is none, or it has another number of axes.
-        """
-        array = next(self._left, None)
-        if array is None or len(array.shape) != len(shape):
-            raise ExportError(
-                f"noise: expected the same requests in every pass, got one more {distribution} "
-                f"array of shape {tuple(shape)}: randomness must not depend on the data"
-            )
-        return array
+def as_inputs(graph: fx.Graph, count: int) -> None:
+    """Append a placeholder for each request, used where its answer was."""
+    answers = {
+        node.meta["custom"][_KEY]: node
+        for node in graph.find_nodes(op="call_function", target=_aten.zeros.default)
+        if _KEY in node.meta.get("custom", {})
+    }
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for number in range(count):
+        with graph.inserting_before(first):
+            drawn = graph.placeholder(f"noise_{number}")
+        if (answer := answers.get(number)) is not None:  # one that nothing uses is not recorded
+            drawn.meta = dict(answer.meta)
+            answer.replace_all_uses_with(drawn)
+            graph.erase_node(answer)
 
 
 @contextmanager

@@ -268,11 +268,6 @@ class _Pure:
         buffers = (named[f"model.{n}"].detach() for n in self.tensors.buffers)
         return loss.detach(), *grads, *buffers, *(value.detach() for value in outputs.values())
 
-    def forward(self, args: Sequence[Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Loss and outputs."""
-        params, others, batch = self._named(args)
-        return self._forward(params | others, batch)
-
     def _named(
         self, args: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:

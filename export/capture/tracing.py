@@ -1,8 +1,8 @@
 """Records a pure function as one flat graph with a symbolic batch size.
 
-Three passes: the first finds out what randomness is asked for; the second records forward and
-backward operators under autograd, with noise as inputs; the third makes writes functional and
-breaks operators down to those that have an ONNX form.
+Two passes: the first records forward and backward operators under autograd, and what randomness is
+asked for becomes an input; the second makes writes functional and breaks operators down to those
+that have an ONNX form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from torch.fx.experimental.symbolic_shapes import (
 from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
 from protofleet.export.capture.lookups import KnownValues, rewritten
-from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
+from protofleet.export.capture.noise import (
+    NoiseRecorder,
+    NoiseRequest,
+    as_inputs,
+    explicit_noise,
+)
 from protofleet.export.capture.source import SourceTracker, place_of
 from protofleet.export.source_locations import is_users, runs_models
 
@@ -41,9 +46,6 @@ class PureFunction(Protocol):
 
     def __call__(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """All results."""
-
-    def forward(self, args: Sequence[Tensor]) -> object:
-        """As much of it as draws random numbers."""
 
 
 _BATCH_SIZES = (2, 3, 7, 64, 1000)
@@ -96,13 +98,19 @@ def trace(
     # Read now: once a trace has pinned the size to a number, the expression is that number.
     symbol = size.node.expr
     tracker = SourceTracker(model, backward_table())
-    noise = _find_noise(function, tracker, fake, inputs, symbol)
-    _check_guards(shapes, symbol)
     with fake:
+        first, asked = _recorded(function, tracker, inputs)
+        noise = tuple(_request(one, symbol) for one in asked)
         drawn = [torch.zeros([_of_batch(d, size) for d in r.shape]) for r in noise]
-        graph = _record(function, tracker, inputs, drawn, constants)
+        graph = _broken_down(first, inputs, drawn, constants)
     _check_guards(shapes, symbol)
     return Trace(graph=graph, noise=noise, batch_symbol=symbol)
+
+
+def _request(asked: NoiseRequest, symbol: sympy.Symbol) -> NoiseRequest:
+    """With the shape as in ``Port.shape``."""
+    shape = shape_template(asked.shape, symbol, "noise")
+    return NoiseRequest(shape=shape, distribution=asked.distribution)
 
 
 def shape_template(shape: Sequence[Any], symbol: sympy.Symbol, what: str) -> tuple[int | str, ...]:
@@ -156,41 +164,30 @@ def _fake_tensor(fake: FakeTensorMode, value: Tensor, name: str, *, dynamic: boo
     )
 
 
-@runs_models
-def _find_noise(
-    function: PureFunction,
-    tracker: SourceTracker,
-    fake: FakeTensorMode,
-    inputs: Sequence[Tensor],
-    symbol: sympy.Symbol,
-) -> tuple[NoiseRequest, ...]:
+def _recorded(
+    function: PureFunction, tracker: SourceTracker, inputs: Sequence[Tensor]
+) -> tuple[fx.GraphModule, Sequence[NoiseRequest]]:
+    """Forward and backward, and the noise that the placeholders behind the inputs stand for."""
     recorder = NoiseRecorder()
-    with fake, tracker.tracking(), explicit_noise(recorder):
-        function.forward(inputs)
-    return tuple(
-        NoiseRequest(
-            shape=shape_template(request.shape, symbol, "noise"),
-            distribution=request.distribution,
-        )
-        for request in recorder.requests
-    )
+
+    @runs_models
+    def joint(*args: Tensor) -> tuple[Tensor, ...]:
+        with tracker.tracking(), explicit_noise(recorder):
+            return function(args)
+
+    module = make_fx(joint)(*inputs)
+    as_inputs(module.graph, len(recorder.requests))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module, recorder.requests
 
 
-def _record(
-    function: PureFunction,
-    tracker: SourceTracker,
+def _broken_down(
+    first: fx.GraphModule,
     inputs: Sequence[Tensor],
     noise: Sequence[Tensor],
     constants: Mapping[int, Tensor],
 ) -> fx.GraphModule:
-    @runs_models
-    def joint(*args: Tensor) -> tuple[Tensor, ...]:
-        drawn = args[len(inputs) :]
-        with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
-            return function(args[: len(inputs)])
-
-    first = make_fx(joint)(*inputs, *noise)
-    first.graph.eliminate_dead_code()
     placeholders = first.graph.find_nodes(op="placeholder")
     known = KnownValues(first, {placeholders[i]: value for i, value in constants.items()})
 

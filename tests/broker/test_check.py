@@ -108,7 +108,7 @@ def test_an_access_list_that_forgets_the_coordinator_is_broken_not_closed(half_o
     assert verdicts["does it speak MQTT without TLS?"] is Verdict.OPEN
 
 
-@pytest.mark.parametrize("query", ["", "?version=3.1.1"])
+@pytest.mark.parametrize("query", ["", pytest.param("?version=3.1.1", marks=pytest.mark.full_size)])
 def test_a_broker_that_drops_the_packets_that_we_send_is_broken(tmp_path, query):
     """It acknowledges each: what counts is what arrives."""
     with mosquitto(tmp_path, "message_size_limit 20000") as port:

@@ -151,7 +151,9 @@ def _running(folder, line, port) -> Iterator[None]:
         broker.communicate(timeout=20)
 
 
-@pytest.mark.parametrize("federations", [(), ("sec",), ("sec", "lab")])
+@pytest.mark.parametrize(
+    "federations", [(), pytest.param(("sec",), marks=pytest.mark.full_size), ("sec", "lab")]
+)
 def test_what_broker_init_prints_lets_devices_in(tmp_path, federations):
     """Whatever the federations are called, and if there are two: with their own keys."""
     folder, port = tmp_path / "a study", free_port()

@@ -139,7 +139,9 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
 
 
 @pytest.mark.slow(seconds=40)
-@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+@pytest.mark.parametrize(
+    "schedule", ["synchronous", pytest.param("buffered", marks=pytest.mark.full_size)]
+)
 def test_with_keys_a_sick_bundle_goes_back_and_a_sound_one_comes_and_goes(
     make_federation, tmp_path, key, schedule
 ):

@@ -265,7 +265,7 @@ def test_two_commands_at_once_on_a_cluster_score_as_the_local_engine(tmp_path):
         assert [_untimed(x) for x in found.rounds] == [_untimed(x) for x in one.rounds]
 
 
-@pytest.mark.slow(seconds=30)
+@pytest.mark.full_size
 def test_another_version_on_a_machine_of_the_cluster_is_refused(ray, run, monkeypatch):
     """And Ray, which was started here, tells its makers nothing, and ends with the run."""
     from ray._common.usage.usage_lib import usage_stats_enabled  # noqa: PLC0415 - an extra

@@ -43,7 +43,7 @@ def test_the_smallest_rate_that_does_almost_as_well_as_the_best_is_taken():
     assert found.text.startswith(f"learning rate {found.lr:g}, by the loss after 100 steps")
 
 
-@pytest.mark.parametrize("validation", [0.1, 0.0])
+@pytest.mark.parametrize("validation", [0.1, pytest.param(0.0, marks=pytest.mark.full_size)])
 def test_model_and_generator_are_left_as_they_were(validation):
     model, (x, y) = _model(), _digits()
     before = {name: value.clone() for name, value in model.state_dict().items()}

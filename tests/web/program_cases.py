@@ -1,13 +1,13 @@
 """Exported bundles and what the Python runtime makes of them, for the browser's runtime.
 
-``program_cases.py FOLDER [NAME…]`` writes, for each bundle, a folder with its files, a batch,
+``program_cases.py FOLDER`` writes, for each bundle, a folder with its files, a batch,
 and the results of every program as raw little-endian arrays; ``case.json`` names them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Port, Program
+from protofleet.cli.export import export
 from protofleet.federation.randomness import client_rng
 from protofleet.runtime import Programs, open_programs
 
@@ -28,7 +29,15 @@ BUNDLES: Mapping[str, tuple[str, ...]] = {
         *("--strategy", "fedproto"),
     ),
     "cnn_prototypes": ("cnn_prototypes", "--strategy", "fedhp"),
-    "vit_digits": ("vit_digits", "--strategy", "fedali"),
+    "vit_digits": (
+        "vit_digits",
+        "--set",
+        "depth=1",
+        "--set",
+        "prototypes=[8]",
+        "--strategy",
+        "fedali",
+    ),
 }
 """Arguments of ``protofleet export``: every objective, noise, buffers and functions among them."""
 
@@ -41,9 +50,10 @@ def write(folder: Path, name: str) -> None:
     """Export a bundle and write its case."""
     folder.mkdir(parents=True)
     path = folder / "bundle.pfb"
-    command = [sys.executable, "-m", "protofleet", "export", *BUNDLES[name], "--formats", "onnx"]
-    command += ["--out", str(path), "--quiet"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    with contextlib.redirect_stdout(None):
+        export.main(
+            [*BUNDLES[name], "--formats", "onnx", "--out", str(path)], standalone_mode=False
+        )
     bundle = Bundle.open(path, any_signer=True)
     for file in bundle.manifest.files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -117,5 +127,5 @@ class Case:
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[2:] or BUNDLES:
+    for chosen in BUNDLES:
         write(Path(sys.argv[1]) / chosen, chosen)

@@ -70,14 +70,14 @@ export class Case implements ProgramSource {
   }
 }
 
-/** The case of that name; exported by the repository's Python, once for every version of the script. */
+/** The case of that name; all are exported by the repository's Python, once for every version of the script. */
 export function openCase(name: string): Case {
   const version = createHash("sha256").update(readFileSync(SCRIPT)).digest("hex").slice(0, 12);
-  const kept = join(tmpdir(), `protofleet-web-cases-${version}-${name}`);
+  const kept = join(tmpdir(), `protofleet-web-cases-${version}`);
   if (!existsSync(kept)) {
     const python = process.env["PYTHON"] ?? ".venv/bin/python";
     const folder = mkdtempSync(`${kept}-`);
-    execFileSync(python, [SCRIPT, folder, name], {
+    execFileSync(python, [SCRIPT, folder], {
       stdio: ["ignore", "ignore", "pipe"],
       cwd: REPOSITORY,
       env: { ...process.env, OMP_NUM_THREADS: "1" },
