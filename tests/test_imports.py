@@ -55,6 +55,7 @@ _ALLOWED = {
     "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets", "broker"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
+_ALLOWED["rehearsal"] = {*_ALLOWED, "report"}
 _EVERYONES = {
     "errors",
     "durable",

@@ -14,7 +14,7 @@ from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
-from protofleet.experiments import local, mqtt, runner
+from protofleet.experiments import local, mqtt, runner, server_side
 from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
@@ -113,8 +113,8 @@ def test_the_rounds_before_a_method_diverged_are_kept(run, tmp_path, monkeypatch
 
 def test_what_clients_do_not_tell_of_their_costs_is_not_counted_as_nothing():
     told, silent = ClientCosts(train_s=1.0, kept_bytes=30.0), ClientCosts(train_s=3.0)
-    assert local._mean_costs([told, silent]) == ClientCosts(train_s=2.0, kept_bytes=30.0)
-    assert local._mean_costs([silent]) == silent
+    assert server_side._mean_costs([told, silent]) == ClientCosts(train_s=2.0, kept_bytes=30.0)
+    assert server_side._mean_costs([silent]) == silent
 
 
 def test_devices_that_tell_no_costs_leave_a_rounds_mean_as_it_is(tmp_path):

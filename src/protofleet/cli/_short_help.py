@@ -21,6 +21,8 @@ SHORT_HELP = {
     "new": "Write a small project into the folder NAME: yours to change, and it runs as it is.",
     "pretrain": "Train a model centrally.",
     "privacy": "Tell the ε of a noise multiplier, or the noise multiplier of an ε.",
+    "rehearse": "Live through the days of the fleet FILE (TOML) in virtual time, and say what it "
+    "will cost.",
     "report": "Write report.html into RUN_DIR, or compare it with others.",
     "strategies": "List the strategies, or those of these NAMEs: paper, objectives, what travels.",
 }

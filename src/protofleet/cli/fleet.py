@@ -62,6 +62,38 @@ def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_js
         sys.exit(1)
 
 
+@fleet.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default="fleet.toml")
+@click.option("--federation", default="federation.toml", show_default=True, help="Its file.")
+@click.option("--data", default="data", show_default=True, help="Folder of the owners' .npz.")
+@click.option(
+    "--devices",
+    multiple=True,
+    metavar="KIND=N",
+    default=("phone-low=20", "pi-4=5"),
+    show_default=True,
+    help="How many of a kind; repeat for more.",
+)
+@click.option("--days", type=click.FloatRange(0, min_open=True), default=14.0, show_default=True)
+def init(file: Path, *, federation: str, data: str, devices: tuple[str, ...], days: float) -> None:
+    """Write a commented fleet FILE for 'protofleet rehearse' (default: fleet.toml)."""
+    from protofleet.errors import InputError
+    from protofleet.rehearsal.starter import fleet_toml
+
+    if file.exists():
+        raise InputError(f"{file}: is there already; remove it, or give another name")
+    kinds = [_kind(text) for text in devices]
+    file.write_text(fleet_toml(federation, data, kinds, days), encoding="utf-8")
+    click.echo(f"{file}; next: protofleet rehearse {shell_word(file)}")
+
+
+def _kind(text: str) -> tuple[str, int]:
+    kind, _, count = text.partition("=")
+    if not count.isdecimal() or not int(count):
+        raise click.BadParameter(f"expected KIND=N, got '{text}'", param_hint="--devices")
+    return kind, int(count)
+
+
 def _endings(devices: Fleet, count: int) -> Iterator[Ended]:
     """Each device's end, when it comes."""
     told: set[str] = set()

@@ -36,6 +36,7 @@ _COMMANDS = {
     "new": "protofleet.cli.new:new",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
+    "rehearse": "protofleet.cli.rehearse:rehearse",
     "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",
     "bench": "protofleet.cli.bench:bench",
@@ -47,7 +48,7 @@ _SECTIONS = {
     "Models and bundles": ("models", "strategies", "pretrain", "export", "bundle"),
     "On a device": ("device",),
     "With a fleet": ("broker", "coordinator", "hub", "report", "privacy"),
-    "To rehearse and compare": ("fleet", "experiment"),
+    "To rehearse and compare": ("rehearse", "fleet", "experiment"),
     "To measure and test": ("bench", "load", "chaos", "kernels"),
 }
 """Who uses them, in the order in which they are met."""

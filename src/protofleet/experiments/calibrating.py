@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.experiments._worker import WorkerSpec, WorkerTask
-from protofleet.experiments.run import Job
 from protofleet.experiments.workers import OpenWorkers, Workers
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import decode_update, largest_blob
@@ -28,18 +27,18 @@ from protofleet.wire.codecs import Coding
 
 
 def calibrate(
-    job: Job, plan: Plan, spec: WorkerSpec, opened: OpenWorkers, folder: Path
+    clients: Iterable[str], plan: Plan, spec: WorkerSpec, opened: OpenWorkers, folder: Path
 ) -> Calibration:
     """Let clients try the plan's rates, and choose one.
 
     Args:
-        job: what is to run.
+        clients: of the run.
         plan: of it, with ``rates``.
         spec: what its clients have in common.
         opened: opens workers.
         folder: that they may use.
     """
-    names, told = set(job.clients), dict[str, NDArray[np.float64]]()
+    names, told = set(clients), dict[str, NDArray[np.float64]]()
     with opened(spec, {}, folder) as workers:
         while names and not told:
             asked = drawn(names, plan.config.seed)

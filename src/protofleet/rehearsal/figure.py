@@ -1,0 +1,63 @@
+"""The picture of a rehearsal: score, participation and energy on the fleet's own time line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from protofleet.rehearsal.answer import Answer
+from protofleet.report._figures import BLUE, INK, RED, STYLE
+
+_SIZE_IN = (10.5, 3.4)
+_COLOURS = (BLUE, RED, "#2a9d8f", "#8e6bbf", "#c98a1b", INK)
+
+
+def draw(answers: Sequence[Answer], path: Path, target: float | None = None) -> None:
+    """Draw a panel each for score, updates and energy; variants by colour.
+
+    Args:
+        answers: of one rehearsal.
+        path: file to write, .png or .svg.
+        target: score that is good enough.
+    """
+    with mpl.rc_context(STYLE):
+        figure: Any = Figure(figsize=_SIZE_IN, layout="constrained")
+        scores, updates, energy = figure.subplots(1, 3)
+        labels = list(dict.fromkeys(one.label for one in answers))
+        for answer in answers:
+            colour = _COLOURS[labels.index(answer.label) % len(_COLOURS)]
+            name = answer.label if answer.label and answer.seed == 0 else None
+            scored = [one for one in answer.rounds if one.score is not None]
+            days, found = [one.closed_d for one in scored], [one.score for one in scored]
+            scores.plot(days, found, color=colour, lw=1.2, label=name)
+            days = [one.closed_d for one in answer.rounds]
+            updates.plot(days, [one.counted for one in answer.rounds], ".", color=colour, ms=3)
+        if target is not None:
+            scores.axhline(target, color=INK, lw=0.9, ls=":")
+        _energy(energy, answers[0])
+        for axes, title in (
+            (scores, "score of owners' models"),
+            (updates, "updates that count in a round"),
+        ):
+            axes.set_title(title, loc="left", fontsize=10)
+            axes.set_xlabel("days")
+        if len(labels) > 1:
+            scores.legend(fontsize=7)
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, dpi=110, metadata=metadata)
+
+
+def _energy(axes: Any, answer: Answer) -> None:
+    """Of the first variant: training below, radio above."""
+    names = [group.name for group in answer.groups]
+    training = [group.train_joules for group in answer.groups]
+    radio = [group.joules - group.train_joules for group in answer.groups]
+    axes.barh(names, training, color=BLUE, label="training")
+    axes.barh(names, radio, left=training, color=RED, label="radio")
+    axes.set_title("energy of a device, joules a day", loc="left", fontsize=10)
+    axes.invert_yaxis()
+    axes.legend(fontsize=7)

@@ -1,0 +1,253 @@
+"""One rehearsal: the plan of the federation's file, devices as the fleet's file says, and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protofleet.errors import InputError
+from protofleet.experiments._worker import WorkerSpec, WorkerTask
+from protofleet.experiments.calibrating import calibrate
+from protofleet.experiments.prepare import ClientFiles
+from protofleet.experiments.progress import RunProgress
+from protofleet.experiments.server_side import ServerSide
+from protofleet.experiments.workers import OpenWorkers, Workers
+from protofleet.federation.outcomes.calibration import Calibration, with_rate
+from protofleet.federation.outcomes.outcome import outcome_of
+from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.settings import FederationConfig
+from protofleet.firmware_sim.world.habits import DAY_S, changes
+from protofleet.firmware_sim.world.hardware import HostSpeed, Span, measure_host
+from protofleet.firmware_sim.world.life import Surroundings, VirtualLife
+from protofleet.rehearsal.answer import (
+    Answer,
+    group_answers,
+    lived_days,
+    round_line,
+    target_day,
+)
+from protofleet.rehearsal.fleet_file import Group, RehearsalFile, owners_of
+from protofleet.rehearsal.simulation import RehearsedRound, Simulation
+from protofleet.rehearsal.training import RealTraining, SizesOnly
+from protofleet.strategies.tasks import METRICS, TASKS
+
+_TRIED, _PASSES = 3, 2
+"""Owners whose training is measured, and how often: the first time programs are made ready."""
+
+Told = Callable[[str, RehearsedRound], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a local round costs.
+
+    Attributes:
+        host: this machine.
+        example_s: seconds that it takes for an example of an owner.
+        up_bytes: of an update.
+        down_bytes: of a payload.
+    """
+
+    host: HostSpeed
+    example_s: float
+    up_bytes: int
+    down_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What all variants of a rehearsal have in common.
+
+    Attributes:
+        file: of the fleet.
+        opened: opens workers.
+        folder: that they may use.
+        trains: whether training is run; else bytes, energy and participation alone are told.
+        host: this machine; None: measured at the first need.
+    """
+
+    file: RehearsalFile
+    opened: OpenWorkers
+    folder: Path
+    trains: bool = True
+    host: HostSpeed = field(default_factory=measure_host)
+
+    def answer(self, config: FederationConfig, label: str, seed: int, told: Told) -> Answer:
+        """Live through the days.
+
+        Args:
+            config: the federation's, with the settings of this variant.
+            label: of the variant.
+            seed: added to the file's and the federation's.
+            told: of every round.
+
+        Raises:
+            InputError: federation, bundle, data and fleet do not fit together.
+        """
+        config = msgspec.structs.replace(config, seed=config.seed + seed)
+        declared, owners = make_plan(config), owners_of(self.file)
+        _check(declared)
+        calibration = self._calibration(declared, owners)
+        plan = declared if calibration is None else declared.calibrated(calibration.lr)
+        spec = _spec(plan, owners)
+        examples = {name: _examples(path) for name, path in owners.items()}
+        costs = self._costs(plan, spec, examples)
+        spans = self._spans(costs, examples)
+        lives = self._lives(seed)
+        likely = {name: span.likely for name, span in spans.items()}
+        with self.opened(spec, {}, self.folder) as workers:
+            run = RunProgress(plan.server_init(), {}, {}, ())
+            real = RealTraining(plan, workers, run)
+            training = real if self.trains else SizesOnly(plan.server_init(), costs.down_bytes)
+            simulation = Simulation(plan, lives, likely, costs.up_bytes, training)
+            rounds = []
+            for done in simulation.rounds(self.file.start_s, self.file.end_s):
+                rounds.append(done)
+                told(label, done)
+        lines = tuple(round_line(one, self.file.start_s) for one in rounds)
+        days, task = lived_days(simulation, self.file), plan.bundle.manifest.task
+        less = METRICS[TASKS[task].selects].lower_is_better
+        return Answer(
+            label=label,
+            seed=seed,
+            days=days,
+            groups=group_answers(self.file, lives, rounds, spans, days),
+            rounds=lines,
+            finished=simulation.finished,
+            late_updates=simulation.wasted,
+            refused=len(real.refused),
+            target_d=target_day(lines, self.file.target, less=less),
+            outcome=outcome_of(task, real.owners) if self.trains else None,
+            early_end=simulation.early_end,
+            lr=None if calibration is None else calibration.lr,
+            host=costs.host,
+            example_s=costs.example_s,
+        )
+
+    def _calibration(self, declared: Plan, owners: Mapping[str, Path]) -> Calibration | None:
+        if not declared.rates:
+            return None
+        return calibrate(owners, declared, _spec(declared, owners), self.opened, self.folder)
+
+    def _costs(self, plan: Plan, spec: WorkerSpec, examples: Mapping[str, int]) -> Costs:
+        """Measured on the owners with the most, the fewest and a middle number of examples."""
+        ordered = sorted(examples, key=lambda name: (examples[name], name))
+        places = {round(one * (len(ordered) - 1) / (_TRIED - 1)) for one in range(_TRIED)}
+        tried = sorted(ordered[place] for place in places)
+        side, run = ServerSide(plan), RunProgress(plan.server_init(), {}, {}, ())
+        order = side.order(1, final=False)
+        sent = side.payloads(run, tried)
+        tasks = [side.task(run, order, name, sent[name]) for name in tried]
+        with self.opened(spec, {}, self.folder) as workers:
+            for _ in range(_PASSES):
+                results = [_timed(workers, task) for task in tasks]
+        trained = sum(seconds for seconds, _ in results) / sum(examples[name] for name in tried)
+        return Costs(
+            host=self.host,
+            example_s=self.file.step_s or trained,
+            up_bytes=ceil(sum(size for _, size in results) / len(results)),
+            down_bytes=ceil(sum(len(one.blob) for one in sent.values()) / len(sent)),
+        )
+
+    def _spans(self, costs: Costs, examples: Mapping[str, int]) -> dict[str, Span]:
+        """How long each device trains for a round."""
+        found = {}
+        for name, group in self.file.devices().items():
+            slower = costs.host.slowdown(self.file.hardware_of(group))
+            here = max(1, examples[name]) * costs.example_s
+            found[name] = Span(
+                low=slower.low * here, likely=slower.likely * here, high=slower.high * here
+            )
+        return found
+
+    def _lives(self, seed: int) -> dict[str, VirtualLife]:
+        days = ceil(self.file.end_s / DAY_S) + 1
+        lives = {}
+        for number, (name, group) in enumerate(self.file.devices().items()):
+            lives[name] = VirtualLife(self._around(group, days, (self.file.seed + seed, number)))
+            lives[name].advance(0.0)
+        return lives
+
+    def _around(self, group: Group, days: int, seed: tuple[int, int]) -> Surroundings:
+        hardware = self.file.hardware_of(group)
+        return Surroundings(
+            hardware=hardware,
+            home=self.file.network_named(group.network),
+            away=self.file.network_named(group.away),
+            policy=group.policy,
+            changes=changes(self.file.habits_of(group), days, seed),
+            train_w=hardware.train_w.likely,
+        )
+
+
+def _timed(workers: Workers, task: WorkerTask) -> tuple[float, int]:
+    """Seconds of a whole local round, from blob to blob, and bytes of the update."""
+    began = time.perf_counter()
+    (result,) = workers.train([task])
+    return time.perf_counter() - began, len(result.update)
+
+
+def _check(plan: Plan) -> None:
+    config = plan.config
+    for section, is_there in (("schedule", plan.mixing is not None), ("cells", config.cells)):
+        if is_there:
+            raise InputError(
+                f"[{section}]: a rehearsal in virtual time has rounds of one coordinator; leave it "
+                "out of the federation file, or rehearse in real time: protofleet fleet run"
+            )
+
+
+def _spec(plan: Plan, owners: Mapping[str, Path]) -> WorkerSpec:
+    return WorkerSpec(
+        label="rehearsal",
+        bundle=plan.config.bundle,
+        strategy=plan.strategy.description.name,
+        settings=with_rate(plan.settings, plan.rates[0]) if plan.rates else plan.settings,
+        clients={name: ClientFiles(own=path) for name, path in owners.items()},
+        pooled=None,
+    )
+
+
+def _examples(path: Path) -> int:
+    """Training examples of an owner's file."""
+    try:
+        with np.load(path) as arrays:
+            return len(arrays["y_train"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{path}: expected an owner's data (y_train …): {error}") from error
+
+
+def varied(config: FederationConfig, settings: Iterable[tuple[str, Any]]) -> FederationConfig:
+    """A federation's file with other values.
+
+    Args:
+        config: of the file.
+        settings: keys with dots, as ``codec.up`` or ``strategy.settings.epochs``.
+
+    Raises:
+        InputError: an unknown key, or a value that cannot be.
+    """
+    values = msgspec.to_builtins(config, enc_hook=str)
+    for key, value in settings:
+        *tables, last = key.split(".")
+        table = values
+        for name in tables:
+            found = table.get(name)
+            if found is None and name in table:
+                found = table[name] = {}
+            if not isinstance(found, dict):
+                raise InputError(f"--vary {key}: '{name}' is no table of a federation file")
+            table = found
+        table[last] = value
+    try:
+        return msgspec.convert(values, FederationConfig, dec_hook=lambda _, text: Path(text))
+    except (msgspec.ValidationError, InputError) as error:
+        keys = ", ".join(key for key, _ in settings)
+        raise InputError(f"--vary {keys}: {error}; see docs/coordinator.md") from error

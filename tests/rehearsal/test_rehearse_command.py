@@ -1,0 +1,83 @@
+"""``protofleet rehearse`` and ``protofleet fleet init``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from protofleet.cli.fleet import fleet as fleet_command
+from protofleet.cli.rehearse import rehearse
+
+pytestmark = pytest.mark.slow(seconds=8)
+
+
+@pytest.fixture
+def written(study, monkeypatch):
+    """In the study's folder, with a fleet file as ``fleet init`` writes it."""
+    monkeypatch.chdir(study)
+    done = CliRunner().invoke(
+        fleet_command, ["init", "--devices", "pi-4=3", "--devices", "phone-low=2", "--days", "2"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "next: protofleet rehearse fleet.toml" in done.output
+    return study / "fleet.toml"
+
+
+def test_a_fleet_is_rehearsed_and_two_settings_compared(written):
+    done = CliRunner().invoke(
+        rehearse,
+        [
+            str(written),
+            *("--vary", "codec.up=raw,int8", "--seeds", "2", "--workers", "1"),
+            *("--plot", "fleet.png", "--json", "fleet.json"),
+        ],
+        catch_exceptions=False,
+    )
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert any(line.startswith("codec.up=int8: 3 rounds in ") for line in lines)
+    assert any(line.startswith("phone-low (2)") for line in lines)
+    assert any("Raspberry Pi 4" in line for line in lines)
+    (raw,) = [line for line in lines if line.startswith("codec.up=raw  ")]
+    (coded,) = [line for line in lines if line.startswith("codec.up=int8  ")]
+    assert "±" in raw
+    assert "±" in coded
+    assert (written.parent / "fleet.png").read_bytes()[:4] == b"\x89PNG"
+    told = json.loads((written.parent / "fleet.json").read_text())
+    assert [(one["label"], one["seed"]) for one in told] == [
+        ("codec.up=raw", 0),
+        ("codec.up=raw", 1),
+        ("codec.up=int8", 0),
+        ("codec.up=int8", 1),
+    ]
+    assert told[0]["outcome"]["told"] >= 4
+
+
+def test_for_bytes_and_energy_alone_nothing_is_trained(written):
+    done = CliRunner().invoke(rehearse, [str(written), "--no-training", "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert "score" not in done.output
+    assert "pi-4 (3)" in done.output
+
+
+@pytest.mark.parametrize("text", ["codec.up", "=raw", "codec.up="])
+def test_what_is_to_vary_has_a_key_and_values(written, text):
+    done = CliRunner().invoke(rehearse, [str(written), "--vary", text])
+    assert done.exit_code == 2
+    assert "expected KEY=A,B" in done.output
+
+
+def test_a_file_that_is_there_is_not_written_over(written):
+    before = written.read_text()
+    done = CliRunner().invoke(fleet_command, ["init"])
+    assert done.exit_code != 0
+    assert "is there already" in str(done.exception)
+    assert written.read_text() == before
+
+
+def test_a_kind_has_a_number(written):  # noqa: ARG001 - in its folder
+    done = CliRunner().invoke(fleet_command, ["init", "other.toml", "--devices", "pi-4"])
+    assert done.exit_code == 2
+    assert "expected KIND=N" in done.output

@@ -1,0 +1,232 @@
+"""Weeks in virtual time: who takes part, what it costs, and the bits of the same run elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from rehearsed import HOST, regrouped
+
+import protofleet
+from protofleet.edge.owner.policy import Policy
+from protofleet.errors import InputError
+from protofleet.experiments.processes import processes
+from protofleet.federation.schedules.schedule_settings import ScheduleSettings
+from protofleet.federation.settings import CohortSettings, RoundSettings, load_config
+from protofleet.firmware_sim.world.habits import Habits, Window
+from protofleet.firmware_sim.world.hardware import HARDWARE
+from protofleet.rehearsal.fleet_file import Group
+from protofleet.rehearsal.run import Rehearsal, varied
+from protofleet.rehearsal.text import answer_lines
+
+pytestmark = pytest.mark.slow(seconds=3)
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with processes(1) as workers:
+        yield workers
+
+
+@pytest.fixture
+def rehearse(opened, fleet, tmp_path):
+    """A rehearsal's answer, for changes of the fleet's and the federation's files."""
+
+    def answer(*groups, trains=True, seed=0, told=lambda _label, _round: None, file=(), **config):
+        changed = regrouped(fleet, *groups, **dict(file))
+        federation = msgspec.structs.replace(load_config(fleet.federation), **config)
+        rehearsal = Rehearsal(
+            file=changed, opened=opened, folder=tmp_path / "states", trains=trains, host=HOST
+        )
+        return rehearsal.answer(federation, "", seed, told)
+
+    return answer
+
+
+def test_devices_that_are_always_there_give_the_bits_of_the_same_run_without_a_clock(
+    rehearse, study
+):
+    records = []
+    found = rehearse(told=lambda _, done: records.append(done.record))
+    clients = {f"board-{n + 1}": study / "data" / f"owner-{n}.npz" for n in range(4)}
+    same = protofleet.Federation(
+        study / "bundle.pfb", clients, rounds=3, seed=5, folder=study / "same"
+    ).run()
+    assert [one.scores for one in records] == [
+        msgspec.structs.replace(one.scores, generalisation=None, global_=None)
+        for one in same.rounds
+    ]
+    assert [one.update_norms for one in records] == [one.update_norms for one in same.rounds]
+    assert found.outcome.since_start == same.outcome.since_start
+    assert found.finished
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_one_other_days(rehearse):
+    phones = Group(
+        name="phone",
+        count=4,
+        hardware="phone-low",
+        habits="phone",
+        policy=Policy(only_charging=True),
+    )
+    answers = [rehearse(phones, seed=seed, file={"days": 3.0}) for seed in (0, 0, 1)]
+    assert answers[0] == answers[1]
+    assert answers[0].rounds != answers[2].rounds
+
+
+def test_a_round_lasts_as_long_as_its_slowest_device(rehearse):
+    """Forty examples of 0.1 s: four seconds on a Pi 4, by its speed more on a Pi 3."""
+    slow = 1 / HARDWARE["pi-3"].speed.likely
+    found = rehearse(
+        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+    )
+    lasted = [86_400 * (one.closed_d - one.opened_d) for one in found.rounds]
+    assert lasted == pytest.approx([4 * slow + 2 * 0.08] * 3, rel=0.01)
+    fast, other = found.groups
+    assert fast.round_s.likely == pytest.approx(4.0)
+    assert other.round_s.likely == pytest.approx(4 * slow)
+    assert fast.rounds_a_week == other.rounds_a_week
+    assert (fast.battery_percent, fast.never) == (None, 0)
+
+
+def test_energy_and_bytes_a_day_are_those_of_the_rounds(rehearse):
+    records = []
+    found = rehearse(told=lambda _, done: records.append(done.record))
+    (group,) = found.groups
+    watts = HARDWARE["pi-4"].train_w.likely
+    assert group.train_s * found.days == pytest.approx(3 * 4.0)
+    assert group.joules * found.days == pytest.approx(3 * 4.0 * watts)
+    # Its size is foreseen by those of the first round; scores in it are some digits longer.
+    up = sum(one.bytes_up for one in records)
+    assert 4 * group.up_bytes * found.days == pytest.approx(up, rel=0.1)
+    assert 4 * group.down_bytes * found.days == pytest.approx(
+        sum(one.bytes_down for one in records)
+    )
+
+
+def test_who_charges_at_night_alone_takes_part_at_night_alone(rehearse):
+    nightly = Habits(charging=(Window(at="23:00", hours=6.0),))
+    found = rehearse(
+        Group(
+            name="phone",
+            count=4,
+            hardware="phone-low",
+            habits="nightly",
+            policy=Policy(only_charging=True),
+        ),
+        file={"habits": {"nightly": nightly}, "days": 2.0},
+    )
+    (first, *_) = found.rounds
+    assert first.opened_d == pytest.approx(15 / 24)  # from eight in the morning
+
+
+def test_a_device_that_leaves_in_a_round_is_not_waited_for_beyond_the_deadline(rehearse):
+    offline = Habits(off=(Window(at="08:00", hours=20.0),))
+    found = rehearse(
+        Group(name="board", count=3, hardware="pi-4", network="ethernet"),
+        Group(name="gone", count=1, hardware="pi-4", network="ethernet", habits="gone"),
+        file={"habits": {"gone": offline}},
+        cohort=CohortSettings(minimum=3),
+    )
+    assert found.finished
+    assert [one.counted for one in found.rounds] == [3, 3, 3]
+    assert found.groups[1].never == 1
+
+
+def test_devices_that_are_slower_than_the_deadline_never_count_and_that_is_told(rehearse):
+    """A Pi 3 takes ten seconds; the round closes after six, and the next task takes its place."""
+    found = rehearse(
+        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+        round=RoundSettings(deadline_s=6.0, quorum=0.5),
+    )
+    assert [one.counted for one in found.rounds] == [2, 2, 2]
+    assert found.groups[1].never == 2
+    assert found.groups[1].abandoned * found.days / 7 == pytest.approx(2)
+    assert "slow: a device gives up" in "\n".join(answer_lines(found))
+
+
+def test_who_finishes_behind_its_round_is_told_as_late_and_goes_on_from_there(rehearse):
+    """Two of four are invited in turn: a slow one finishes while the others have their round."""
+    found = rehearse(
+        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+        rounds=6,
+        cohort=CohortSettings(size=2, minimum=4, selection="least_recent"),
+        round=RoundSettings(deadline_s=6.0, quorum=1),
+    )
+    assert found.finished
+    assert found.late_updates > 0
+    assert found.groups[0].never == 0
+
+
+def test_below_the_quorum_the_round_goes_on_until_the_slow_have_come(rehearse):
+    found = rehearse(
+        Group(name="fast", count=1, hardware="pi-4", network="ethernet"),
+        Group(name="slow", count=3, hardware="pi-3", network="ethernet"),
+        round=RoundSettings(deadline_s=6.0, quorum=0.5),
+    )
+    assert all(one.extended == 1 for one in found.rounds)
+    assert all(one.counted >= 2 for one in found.rounds)
+
+
+def test_without_training_the_same_devices_take_part(rehearse):
+    kinds = (
+        Group(name="phone", count=3, hardware="phone-low", habits="phone"),
+        Group(name="board", count=3, hardware="pi-3"),
+    )
+    trained, counted = (
+        rehearse(*kinds, trains=trains, file={"days": 2.0}) for trains in (True, False)
+    )
+    assert counted.outcome is None
+    assert [one.counted for one in counted.rounds] == [one.counted for one in trained.rounds]
+    assert [one.closed_d for one in counted.rounds] == pytest.approx(
+        [one.closed_d for one in trained.rounds]
+    )
+
+
+def test_days_until_a_score_is_good_enough(rehearse):
+    found = rehearse(file={"target": 0.01})
+    assert found.target_d == found.rounds[0].closed_d
+    assert rehearse(file={"target": 1.1}).target_d is None
+
+
+def test_settings_are_varied_by_their_keys(fleet):
+    config = load_config(fleet.federation)
+    other = varied(config, [("codec.up", "int8"), ("strategy.settings.epochs", 3)])
+    assert (other.codec.up, other.strategy.settings) == ("int8", {"epochs": 3})
+    assert msgspec.structs.replace(other, codec=config.codec, strategy=config.strategy) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([("codec.up", "int9")], "`up`: expected one of"),
+        ([("codec.upp", "int8")], "upp"),
+        ([("nothing.up", "int8")], "'nothing' is no table"),
+        ([("rounds", 0)], "`rounds`: expected 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_their_keys(fleet, settings, said):
+    with pytest.raises(InputError, match=said):
+        varied(load_config(fleet.federation), settings)
+
+
+def test_schedules_that_a_rehearsal_lacks_are_refused_with_the_remedy(rehearse):
+    with pytest.raises(InputError, match=r"rounds of one coordinator.*fleet run"):
+        rehearse(schedule=ScheduleSettings(kind="buffered", buffer=2))
+
+
+@contextmanager
+def _nothing(*_arguments):
+    raise AssertionError("nobody is to train")
+    yield
+
+
+def test_a_folder_without_data_is_told(fleet, tmp_path):
+    empty = msgspec.structs.replace(fleet, data=tmp_path / "nowhere")
+    rehearsal = Rehearsal(file=empty, opened=_nothing, folder=tmp_path, host=HOST)
+    with pytest.raises(InputError, match=r"expected a folder with an \.npz for each owner"):
+        rehearsal.answer(load_config(fleet.federation), "", 0, lambda *_: None)
