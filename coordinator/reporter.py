@@ -144,6 +144,7 @@ class Reporter:
                 live=live,
                 needed=needed,
                 waited_s=round(now - self._waiting_since, 1),
+                opens_in_s=round(max(0.0, state.rests_until - now), 1),
             )
         )
 

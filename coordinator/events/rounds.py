@@ -14,18 +14,27 @@ from protofleet.coordinator.events.text import (
     since_text,
 )
 from protofleet.federation.records import RoundRecord
-from protofleet.units import byte_text
+from protofleet.units import byte_text, duration_text
 
 
 class Waiting(CoordinatorEvent, frozen=True, kw_only=True, tag="waiting"):
-    """A round cannot open before more devices are there; told again at growing intervals."""
+    """A round cannot open before more devices are there; told again at growing intervals.
+
+    ``opens_in_s``: nor before so long is over (``round.every_s``).
+    """
 
     round_id: int
     live: int
     needed: int
     waited_s: float
+    opens_in_s: float = 0.0
 
     def _says(self) -> str:
+        if self.opens_in_s and self.live >= self.needed:
+            return (
+                f"round {self.round_id} opens in {duration_text(self.opens_in_s)} (round.every_s); "
+                f"devices that are there: {self.live}"
+            )
         return (
             f"round {self.round_id} waits for devices: {self.live} of {self.needed} are there"
             f"{since_text(self.waited_s)}"

@@ -716,6 +716,17 @@ def test_waiting_for_devices_is_told_at_growing_intervals(open_federation):
     ]
 
 
+def test_a_round_that_rests_says_when_it_opens(open_federation):
+    fed = open_federation(minimum=1, rounds=2)
+    fed.with_config(msgspec.structs.replace(fed.plan.config, round=RoundSettings(every_s=3600.0)))
+    day = [fed.after(600)] * 7
+    first, second = fed.delivers("a"), fed.delivers("a", 2)
+    fed.play(CONNECTED, fed.online("a"), first, *day, second, fed.gone("a"))
+    assert fed.finished.rounds == 2
+    told = [one.text for one in fed.events if isinstance(one, events.Waiting) and one.opens_in_s]
+    assert told[0] == "round 2 opens in 1 h 0 min (round.every_s); devices that are there: 1"
+
+
 @pytest.mark.slow(seconds=2)  # matplotlib
 def test_a_runs_folder_is_reported_and_what_its_page_lacks_is_told(open_federation):
     fed = open_federation(minimum=1)

@@ -18,6 +18,7 @@ from protofleet.federation.settings import (
     AggregationSettings,
     CohortSettings,
     PrivacySettings,
+    RoundSettings,
     StrategySettings,
 )
 from protofleet.strategies import DESCRIPTIONS
@@ -80,6 +81,7 @@ def test_strategies_that_need_rounds_say_so(tiny, schedule, name):
     [
         ({"aggregation": AggregationSettings(kind="median")}, "aggregation 'median' compares"),
         ({"cohort": CohortSettings(size=2)}, r"cohort.size: a buffered schedule has no cohort"),
+        ({"round": RoundSettings(every_s=60.0)}, r"round.every_s: a buffered schedule"),
         (
             {
                 "privacy": PrivacySettings(noise_multiplier=1.0, devices=4, delta=1e-3),

@@ -48,6 +48,35 @@ def _opened(schedule=_SCHEDULE, devices="abc"):
     return state, actions
 
 
+def test_a_round_opens_no_sooner_than_its_pace_allows_and_devices_may_come_meanwhile():
+    daily = replace(_SCHEDULE, every_s=1000.0)
+    state, _ = _play(daily, *[(5.0, DeviceAppeared(one)) for one in "abc"])
+    events = [*[(20.0, UpdateStored(one)) for one in "abc"], (21.0, StateCommitted())]
+    events += [(22.0, DeviceAppeared("d")), (1004.9, Tick())]
+    state, actions = _play(daily, *events, state=state)
+    assert (state.phase, state.round_id) == (RoundPhase.WAITING, 2)
+    assert [type(one) for one in actions] == [CloseRound]
+    state, actions = daily.step(state, Tick(), 1005.0)
+    assert actions == (OpenRound(2, tuple("abcd"), 4),)
+    assert state.rests_until == 2005.0
+
+
+def test_a_round_that_lasts_longer_than_its_pace_is_followed_at_once():
+    hasty = replace(_SCHEDULE, every_s=10.0)
+    state, _ = _play(hasty, *[(0.0, DeviceAppeared(one)) for one in "abc"])
+    state, actions = _play(
+        hasty, *[(50.0, UpdateStored(one)) for one in "abc"], (51.0, StateCommitted()), state=state
+    )
+    assert actions[-1] == OpenRound(2, tuple("abc"), 3)
+
+
+def test_a_new_process_does_not_wait_for_the_pace():
+    daily = replace(_SCHEDULE, every_s=1000.0)
+    state, _ = daily.resume(RoundState(round_id=2), 5.0)
+    state, actions = _play(daily, *[(6.0, DeviceAppeared(one)) for one in "abc"], state=state)
+    assert actions == [OpenRound(2, tuple("abc"), 3)]
+
+
 def test_a_round_opens_when_the_minimum_is_live():
     state, actions = _play(
         _SCHEDULE, (0.0, DeviceAppeared("b")), (1.0, DeviceAppeared("a")), (2.0, Tick())

@@ -122,6 +122,11 @@ def test_who_charges_at_night_alone_takes_part_at_night_alone(rehearse):
     assert first.opened_d == pytest.approx(15 / 24)  # from eight in the morning
 
 
+def test_rounds_follow_each_other_at_their_pace(rehearse):
+    found = rehearse(round=RoundSettings(every_s=3600.0))
+    assert [24 * one.opened_d for one in found.rounds] == pytest.approx([0, 1, 2], abs=0.001)
+
+
 def test_a_device_that_leaves_in_a_round_is_not_waited_for_beyond_the_deadline(rehearse):
     offline = Habits(off=(Window(at="08:00", hours=20.0),))
     found = rehearse(

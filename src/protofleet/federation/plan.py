@@ -97,6 +97,7 @@ class Plan:
             wait_s=config.cohort.wait_s,
             deadline_s=config.round.deadline_s,
             quorum=config.round.quorum,
+            every_s=config.round.every_s,
             grace_s=config.liveness.grace_s,
             final_fit=self.strategy.description.final_fit,
             is_drawn=self.privacy.draw if self.privacy else None,
@@ -299,6 +300,11 @@ def _check_schedule(
         raise InputError(
             f"{what}: the noise of [privacy] is accounted by rounds in which each device counts at "
             "most once; leave one of the two out"
+        )
+    if chosen.buffer and config.round.every_s:
+        raise InputError(
+            "round.every_s: a buffered schedule has no rounds that wait for each other; leave one "
+            f"of the two out, got {config.round.every_s:g}"
         )
     default, cohort = CohortSettings(), config.cohort
     for name in ("size", "over_selection") if chosen.buffer else ():

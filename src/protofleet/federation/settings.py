@@ -124,12 +124,17 @@ class RoundSettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         deadline_s: how long a round waits for its cohort.
         quorum: updates that suffice at the deadline: a fraction of the cohort (float) or a count.
+        every_s: a round opens so long after the one before at the earliest; 0: as soon as that is
+            over. 86400 lets devices that charge at night each have their turn. A coordinator that
+            is started again does not wait for it.
     """
 
     deadline_s: float = 600.0
     quorum: Amount = 0.5
+    every_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _check("every_s", 0 <= self.every_s < math.inf, "seconds, not negative", self.every_s)
         _check("deadline_s", self.deadline_s > 0, "seconds above 0", self.deadline_s)
         _check_amount("quorum", self.quorum)
 

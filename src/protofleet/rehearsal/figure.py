@@ -35,13 +35,15 @@ def draw(answers: Sequence[Answer], path: Path, target: float | None = None) -> 
             days, found = [one.closed_d for one in scored], [one.score for one in scored]
             scores.plot(days, found, color=colour, lw=1.2, label=name)
             days = [one.closed_d for one in answer.rounds]
+            updates.plot(days, [one.invited for one in answer.rounds], color=colour, lw=0.8, ls=":")
             updates.plot(days, [one.counted for one in answer.rounds], ".", color=colour, ms=3)
         if target is not None:
             scores.axhline(target, color=INK, lw=0.9, ls=":")
+        updates.set_ylim(bottom=0)
         _energy(energy, answers[0])
         for axes, title in (
             (scores, "score of owners' models"),
-            (updates, "updates that count in a round"),
+            (updates, "updates that count, of those invited (dotted)"),
         ):
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel("days")

@@ -221,6 +221,8 @@ class Simulation:
         times = [since + config.liveness.grace_s for since in state.gone_since.values()]
         if state.phase is RoundPhase.OPEN:
             times.append(state.deadline)
+        if state.phase is RoundPhase.WAITING:
+            times.append(state.rests_until)
         if state.phase is RoundPhase.WAITING and state.enough_since is not None:
             times.append(state.enough_since + config.cohort.wait_s)
         later = [one for one in times if one > self._now]

@@ -95,6 +95,7 @@ def following(state: RoundState, patience: int) -> RoundState:
         warmed_up=state.warmed_up,
         last_invited=state.last_invited,
         paused=state.paused,
+        rests_until=state.rests_until,
         late=MappingProxyType(late),
         gone_since=MappingProxyType({d: s for d, s in state.gone_since.items() if d in late}),
     )

@@ -8,6 +8,7 @@ their cohort are one schedule (``synchronous.py``), rounds that are so many upda
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class RoundState:
         refused: members whose update broke a rule; until an extension nobody waits for them.
         gone_since: absent members → since when.
         deadline: when the open round ends.
+        rests_until: before which no other round opens.
         attempt: how often the open round was extended.
         size: how many updates the open round wants; neither those invited beyond that nor
             substitutes change it.
@@ -69,6 +71,7 @@ class RoundState:
     refused: frozenset[str] = _NOBODY
     gone_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     deadline: float = 0.0
+    rests_until: float = -math.inf
     attempt: int = 0
     size: int = 0
     final: bool = False

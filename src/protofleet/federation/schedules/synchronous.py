@@ -59,6 +59,7 @@ class SynchronousSchedule:
 
     Attributes:
         final_fit: whether the strategy wants one more round after the last.
+        every_s: a round opens so long after the one before at the earliest.
         is_drawn: whether the next live device is in the cohort, by chance and not by ``seed``. A
             round may then have nobody; nobody is substituted, and the deadline closes it whoever
             has answered, because the chance of each device must not depend on the others.
@@ -77,6 +78,7 @@ class SynchronousSchedule:
     deadline_s: float = 600.0
     quorum: Amount = 0.5
     grace_s: float = 20.0
+    every_s: float = 0.0
     final_fit: bool = False
     is_drawn: Callable[[], bool] | None = None
     over_selection: float = 1.0
@@ -204,7 +206,8 @@ def waiting(
     schedule: SynchronousSchedule, state: RoundState, present: int, now: float
 ) -> RoundState | None:
     """The awaited round as it still waits with so many devices; None: it opens."""
-    if state.paused or present < schedule.needed_devices(state):
+    is_closed = state.paused or now < state.rests_until
+    if is_closed or present < schedule.needed_devices(state):
         return replace(state, enough_since=None)
     since = now if state.enough_since is None else state.enough_since
     if not state.warmed_up and now < since + schedule.wait_s:
@@ -229,6 +232,7 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
         warmed_up=True,
         cohort=cohort,
         deadline=now + schedule.deadline_s,
+        rests_until=now + schedule.every_s,
         size=size,
         final=final,
         last_invited=membership.noted(state, cohort),
