@@ -142,6 +142,28 @@ def test_a_second_update_of_a_round_that_was_on_its_way_is_rejected(open_federat
     assert fed.state.delivered == {"a"}
 
 
+def test_of_two_updates_of_a_device_that_arrive_together_the_first_counts(
+    open_federation, monkeypatch
+):
+    """While both would wait to be made durable with those of others."""
+    monkeypatch.setattr("protofleet.coordinator.arrivals.GATHER_S", 60.0)
+    fed = open_federation(minimum=3)
+    other = fed.delivers("a", update=replace(fed.update("a"), num_examples=1))
+    first = fed.delivers("a")
+    fed.play(
+        CONNECTED,
+        *(fed.online(one) for one in "abc"),
+        *(other[0], first[0], first[1], other[1]),
+        *fed.delivers("b"),
+        *fed.delivers("c"),
+        *(fed.gone(one, "left") for one in "abc"),
+    )
+    assert fed.answers() == ["done", "cohort", "done", "done"]
+    updates = [fed.update(one) for one in "abc"]
+    expected = fed.plan.strategy.aggregate(fed.plan.server_init(), updates, fed.server.tools(1))
+    assert _bits(fed.server_state) == _bits(expected)
+
+
 def test_a_loss_that_does_not_fall_is_told_while_it_can_be_mended(open_federation):
     """After the third round, once, though the process was killed after the second and fourth."""
     fed = open_federation(minimum=1, rounds=9)
