@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from protofleet.edge.owner.policy import NO_TRANSFER, Moment, Platform, Policy, unmet_conditions
+from protofleet.edge.presence import HEARTBEAT_S
 from protofleet.firmware_sim.world.habits import DAY_S, MINUTE_S, Change, Condition
 from protofleet.firmware_sim.world.hardware import Hardware
 from protofleet.firmware_sim.world.network import Network
@@ -28,6 +30,9 @@ _PAST_S = 1e-3
 _MONTH_DAYS = 30
 _WAYS = 4
 """One-way delays of a transfer: task or offer, request, data, receipt."""
+_IDLE_UP, _IDLE_DOWN = 14.2, 10.3
+"""Bytes in a second of a device that waits for its coordinator: heartbeats, announcements and
+keep-alives; measured at its socket over four minutes."""
 
 
 class Phase(StrEnum):
@@ -39,6 +44,9 @@ class Phase(StrEnum):
     UPLOAD = "upload"
 
 
+_OVERHEAD = {Phase.DOWNLOAD: 1600.0, Phase.UPLOAD: 880.0}
+"""Bytes beside a payload and an update: task, offer, requests, receipts, headers; measured at the
+sockets of four devices (docs/rehearse.md)."""
 _FOLLOWING = {
     Phase.DOWNLOAD: Phase.TRAIN,
     Phase.TRAIN: Phase.UPLOAD,
@@ -78,6 +86,7 @@ class Used:
     Attributes:
         train_s: seconds of training.
         train_j, radio_j: energy of training and of transfers.
+        connected_j: of the radio while no transfer runs: it wakes for keep-alives and heartbeats.
         up_bytes, down_bytes: transferred.
         held_s: seconds with a task that each unmet condition, or a missing network, has kept back.
         trained, delivered: rounds.
@@ -88,6 +97,7 @@ class Used:
     train_s: float = 0.0
     train_j: float = 0.0
     radio_j: float = 0.0
+    connected_j: float = 0.0
     up_bytes: float = 0.0
     down_bytes: float = 0.0
     held_s: dict[str, float] = field(default_factory=dict)
@@ -98,8 +108,8 @@ class Used:
 
     @property
     def joules(self) -> float:
-        """Energy of both."""
-        return self.train_j + self.radio_j
+        """Energy of all three."""
+        return self.train_j + self.radio_j + self.connected_j
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +122,7 @@ class Surroundings:
         policy: of its owner.
         changes: of its owner's days, in order.
         train_w: what its training draws beside the idle device.
+        keepalive_s: after which an idle MQTT connection is used.
     """
 
     hardware: Hardware
@@ -120,6 +131,7 @@ class Surroundings:
     policy: Policy
     changes: Iterator[Change]
     train_w: float
+    keepalive_s: float = 30.0
 
 
 class VirtualLife:
@@ -149,6 +161,16 @@ class VirtualLife:
         self._next = next(around.changes, None)
         self._day_bytes = self._month_bytes = 0.0
         self._look()
+
+    @classmethod
+    def at(cls, around: Surroundings, start_s: float) -> Self:
+        """One that has lived since midnight and has spent nothing on a federation yet."""
+        life = cls(around)
+        life.advance(0.0)
+        while life.now < start_s:
+            life.advance(min(start_s, life.next_s))
+        life.used = Used()
+        return life
 
     def give(self, work: Work) -> None:
         """Begin a task; one that is not finished is dropped."""
@@ -212,7 +234,7 @@ class VirtualLife:
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._left = self.work.amount(phase) if self.work else 0.0
+        self._left = self.work.amount(phase) + _OVERHEAD.get(phase, 0.0) if self.work else 0.0
         delay_ms = 0.0 if self._network is None else self._network.delay_ms
         self._lag_s = 0.0 if phase is Phase.TRAIN else _WAYS * delay_ms / 1000
 
@@ -258,7 +280,8 @@ class VirtualLife:
     def _spend(self, seconds: float) -> None:
         if seconds <= 0:
             return
-        draw = self._own_w
+        draw = self._own_w + self._connected_w
+        self._stay_connected(seconds)
         if self._runs:
             lag = min(seconds, self._lag_s)
             self._lag_s -= lag
@@ -270,13 +293,20 @@ class VirtualLife:
                 self.used.train_j += joules
             else:
                 self._transferred((seconds - lag) * self._rate, joules)
-        elif self.phase is not Phase.IDLE:
+        if not self._runs and self.phase is not Phase.IDLE:
             why = self._why
             self.used.held_s[why] = self.used.held_s.get(why, 0.0) + seconds
         if self._capacity_j:
             gain = (self._around.hardware.charge_w if self._plugged else 0.0) - draw
             self._charge_j = min(self._capacity_j, max(0.0, self._charge_j + gain * seconds))
             self._check_battery()
+
+    def _stay_connected(self, seconds: float) -> None:
+        if not self._is_idle_line:
+            return
+        self.used.connected_j += seconds * self._connected_w
+        self.used.up_bytes += seconds * _IDLE_UP
+        self.used.down_bytes += seconds * _IDLE_DOWN
 
     def _transferred(self, count: float, joules: float) -> None:
         self.used.radio_j += joules
@@ -304,6 +334,19 @@ class VirtualLife:
         return "no network"
 
     @property
+    def _is_idle_line(self) -> bool:
+        """Whether the device is connected and nothing travels."""
+        return self._reachable and not (self._runs and self.phase is not Phase.TRAIN)
+
+    @property
+    def _connected_w(self) -> float:
+        """What the radio draws on average because it wakes for keep-alives and heartbeats."""
+        if self._network is None or not self._is_idle_line:
+            return 0.0
+        every_s = min(self._around.keepalive_s, HEARTBEAT_S)
+        return self._network.tail_j / max(every_s, self._network.tail_s)
+
+    @property
     def _own_w(self) -> float:
         """What the device draws without the federation."""
         if not self._is_on:
@@ -323,7 +366,7 @@ class VirtualLife:
         if not self._capacity_j:
             return NEVER
         gain = self._around.hardware.charge_w if self._plugged else 0.0
-        gain -= self._own_w + (self._work_w if self._runs else 0.0)
+        gain -= self._own_w + self._connected_w + (self._work_w if self._runs else 0.0)
         levels = [_RESTART if self._empty else 0.0, 1.0]
         if (least := self._around.policy.least_battery_percent) is not None:
             levels.append(least / 100)

@@ -24,13 +24,17 @@ _PHONE = Hardware(
     battery_wh=10.0,
     charge_w=6.0,
 )
-_LINK = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=0.0, base_w=2.0, tail_s=3.0, tail_w=0.5)
+_LINK = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=0.0, base_w=2.0)
 _METERED = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=0.0, metered=True)
-_WORK = Work(round_id=1, down_bytes=50_000.0, train_s=60.0, up_bytes=10_000.0)
+_DOWN, _UP = 1600.0, 880.0
+"""Bytes of messages beside payload and update."""
+_WORK = Work(round_id=1, down_bytes=50_000.0 - _DOWN, train_s=60.0, up_bytes=10_000.0 - _UP)
 
 
-def _life(*, hardware=_MAINS, habits=None, policy=None, away=None, home=_LINK, days=3):
-    life = VirtualLife(
+def _life(
+    *, hardware=_MAINS, habits=None, policy=None, away=None, home=_LINK, days=3, keepalive_s=30.0
+):
+    return VirtualLife.at(
         Surroundings(
             hardware=hardware,
             home=home,
@@ -38,10 +42,10 @@ def _life(*, hardware=_MAINS, habits=None, policy=None, away=None, home=_LINK, d
             policy=policy or Policy(),
             changes=changes(habits or Habits(), days, (0,)),
             train_w=2.0,
-        )
+            keepalive_s=keepalive_s,
+        ),
+        0.0,
     )
-    life.advance(0.0)
-    return life
 
 
 def _live(life, to_s):
@@ -61,18 +65,38 @@ def test_a_round_takes_and_costs_what_rates_and_watts_say():
     assert [phase for phase, _ in ended] == [Phase.DOWNLOAD, Phase.TRAIN, Phase.UPLOAD]
     assert [at for _, at in ended] == pytest.approx([5.0, 65.0, 75.0])
     used = life.used
-    assert (used.down_bytes, used.up_bytes) == pytest.approx((50_000, 10_000))
+    idle_s = 200 - 15
+    assert used.down_bytes == pytest.approx(50_000 + 10.3 * idle_s)
+    assert used.up_bytes == pytest.approx(10_000 + 14.2 * idle_s)
     assert used.train_j == pytest.approx(120.0)
-    assert used.radio_j == pytest.approx(2.0 * 15 + 2 * 1.5)  # each transfer has its tail
+    assert used.radio_j == pytest.approx(2.0 * 15)
     assert (used.trained, used.delivered, life.phase) == (1, 1, Phase.IDLE)
 
 
 def test_a_transfer_begins_after_its_delays():
-    slow = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=500.0)
+    slow = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=500.0, tail_s=3.0, tail_w=0.5)
     life = _life(home=slow)
     life.give(_WORK)
     assert [at for _, at in _live(life, 200.0)] == pytest.approx([7.0, 67.0, 79.0])
-    assert life.used.down_bytes == pytest.approx(50_000)
+    assert life.used.radio_j == pytest.approx(2 * 1.5)  # each transfer has its tail
+
+
+def test_a_line_that_is_idle_wakes_the_radio_for_every_keep_alive():
+    """Half a watt for three seconds in thirty, and what coordinator and device say meanwhile."""
+    awake = Network(up_kbit_s=8.0, down_kbit_s=80.0, delay_ms=0.0, tail_s=3.0, tail_w=0.5)
+    life = _life(home=awake)
+    _live(life, 3000.0)
+    assert life.used.connected_j == pytest.approx(100 * 1.5)
+    assert (life.used.up_bytes, life.used.down_bytes) == pytest.approx((42_600, 30_900))
+    life.give(_WORK)
+    _live(life, 6000.0)
+    assert life.used.connected_j == pytest.approx((6000 - 15) * 0.05)
+    seldom = _life(home=awake, keepalive_s=3600.0)  # heartbeats come every minute
+    _live(seldom, 3000.0)
+    assert seldom.used.connected_j == pytest.approx(50 * 1.5)
+    offline = _life(home=awake, habits=Habits(offline=(Window(at="00:00", hours=1.0),)))
+    _live(offline, 3600.0)
+    assert offline.used.joules == 0
 
 
 def test_held_by_its_owner_it_waits_before_the_next_step_and_goes_on():
@@ -162,7 +186,7 @@ def test_a_task_that_nobody_waits_for_is_dropped():
     _live(life, 3.0)
     life.drop()
     assert _live(life, 100.0) == []
-    assert life.used.down_bytes == pytest.approx(30_000)
+    assert life.used.down_bytes == pytest.approx(30_000 + 97 * 10.3)
     assert life.used.abandoned == 1
 
 

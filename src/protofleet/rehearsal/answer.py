@@ -49,7 +49,8 @@ class GroupAnswer(msgspec.Struct, frozen=True, kw_only=True):
         devices: how many.
         round_s: how long one trains for a round: likely, and between what.
         rounds_a_week: updates that count.
-        train_s, joules, train_joules: a day.
+        train_s, joules, train_joules, connected_joules: a day; the rest of the energy is that of
+            transfers.
         battery_percent: of the battery a day; None: it hangs on the mains.
         up_bytes, down_bytes: a day.
         never: devices of which no update counts.
@@ -65,6 +66,7 @@ class GroupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float
     joules: float
     train_joules: float
+    connected_joules: float
     battery_percent: float | None
     up_bytes: float
     down_bytes: float
@@ -72,6 +74,13 @@ class GroupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: float
     held_hours: dict[str, float]
     emptied: int
+
+    @property
+    def connected_percent(self) -> float:
+        """Of the battery a day, for staying connected; 0: it hangs on the mains."""
+        if not self.battery_percent:
+            return 0.0
+        return self.battery_percent * self.connected_joules / self.joules
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,6 +200,7 @@ def _group(  # noqa: PLR0913, PLR0917 - all that the figures are made of
         train_s=a_day(one.train_s for one in used),
         joules=joules,
         train_joules=a_day(one.train_j for one in used),
+        connected_joules=a_day(one.connected_j for one in used),
         battery_percent=100 * joules / capacity if capacity else None,
         up_bytes=a_day(one.up_bytes for one in used),
         down_bytes=a_day(one.down_bytes for one in used),

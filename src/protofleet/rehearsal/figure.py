@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from protofleet.rehearsal.answer import Answer
+from protofleet.rehearsal.answer import Answer, GroupAnswer
 from protofleet.report._figures import BLUE, INK, RED, STYLE
 
 _SIZE_IN = (10.5, 3.4)
@@ -54,12 +54,20 @@ def draw(answers: Sequence[Answer], path: Path, target: float | None = None) -> 
 
 
 def _energy(axes: Any, answer: Answer) -> None:
-    """Of the first variant: training below, radio above."""
+    """Of the first variant."""
     names = [group.name for group in answer.groups]
-    training = [group.train_joules for group in answer.groups]
-    radio = [group.joules - group.train_joules for group in answer.groups]
-    axes.barh(names, training, color=BLUE, label="training")
-    axes.barh(names, radio, left=training, color=RED, label="radio")
+    left = [0.0] * len(names)
+    for label, colour, values in (
+        ("training", BLUE, [group.train_joules for group in answer.groups]),
+        ("transfers", RED, [_transfers(group) for group in answer.groups]),
+        ("staying connected", "#b8b8b8", [group.connected_joules for group in answer.groups]),
+    ):
+        axes.barh(names, values, left=left, color=colour, label=label)
+        left = [before + value for before, value in zip(left, values, strict=True)]
     axes.set_title("energy of a device, joules a day", loc="left", fontsize=10)
     axes.invert_yaxis()
     axes.legend(fontsize=7)
+
+
+def _transfers(group: GroupAnswer) -> float:
+    return group.joules - group.train_joules - group.connected_joules

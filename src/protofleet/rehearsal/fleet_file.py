@@ -33,6 +33,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         away: elsewhere; empty: no network there.
         habits: key of ``[habits]``, or one of ours.
         policy: its owners' conditions, as in a device's ``policy.toml``.
+        keepalive_s: MQTT keep-alive: after so long an idle connection is used.
     """
 
     name: str
@@ -42,8 +43,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     away: str = ""
     habits: str = "always-on"
     policy: Policy = Policy()
+    keepalive_s: float = 30.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.keepalive_s <= 65_535:
+            raise InputError(f"keepalive_s: expected 1 to 65535, got {self.keepalive_s:g}")
         if not 1 <= self.count <= _MOST_DEVICES:
             raise InputError(f"count: expected 1 to {_MOST_DEVICES}, got {self.count}")
 

@@ -171,8 +171,8 @@ class Rehearsal:
         days = ceil(self.file.end_s / DAY_S) + 1
         lives = {}
         for number, (name, group) in enumerate(self.file.devices().items()):
-            lives[name] = VirtualLife(self._around(group, days, (self.file.seed + seed, number)))
-            lives[name].advance(0.0)
+            around = self._around(group, days, (self.file.seed + seed, number))
+            lives[name] = VirtualLife.at(around, self.file.start_s)
         return lives
 
     def _around(self, group: Group, days: int, seed: tuple[int, int]) -> Surroundings:
@@ -184,6 +184,7 @@ class Rehearsal:
             policy=group.policy,
             changes=changes(self.file.habits_of(group), days, seed),
             train_w=hardware.train_w.likely,
+            keepalive_s=group.keepalive_s,
         )
 
 

@@ -76,7 +76,7 @@ class Simulation:
 
     Args:
         plan: of the federation.
-        lives: the devices by name, at time 0.
+        lives: the devices by name, at the start.
         train_s: how long each trains for a round, by name.
         up_bytes: of an update.
         training: what becomes of it.
@@ -164,9 +164,6 @@ class Simulation:
         """Bring a device to the present, and tell the schedule what shows from outside."""
         name = self._names[number]
         life = self._lives[name]
-        while life.now < now and life.next_s < now:
-            life.advance(life.next_s)
-            self._phases(name, life)
         life.advance(now)
         self._phases(name, life)
         self._presence(number, life)

@@ -66,5 +66,8 @@ def _group(kind: str, count: int) -> str:
         f'habits = "{_HABITS.get(kind, "home-board")}"',
     ]
     if is_carried:
-        lines += [f'away = "{_AWAY[kind]}"   # leave it out: no network there', _POLICY]
+        lines += [
+            f'away = "{_AWAY[kind]}"   # leave it out: no network there, and a radio that sleeps',
+            _POLICY,
+        ]
     return "\n".join(lines) + "\n"

@@ -10,12 +10,15 @@ from protofleet.firmware_sim.world.hardware import PI_4_GFLOPS, PI_4_PRIMES
 from protofleet.rehearsal.answer import Answer, GroupAnswer
 from protofleet.units import NOTHING, byte_text, duration_text
 
+_MUCH_PERCENT = 1.0
+"""Of a battery a day: an owner would notice."""
 _HEAD = (
     "devices",
     "a round trains",
     "rounds a week",
     "a day: trains",
     "energy",
+    "of it connected",
     "battery",
     "up",
     "down",
@@ -84,6 +87,7 @@ def _row(group: GroupAnswer) -> tuple[str, ...]:
         f"{group.rounds_a_week:.1f}",
         duration_text(group.train_s),
         f"{group.joules:.3g} J",
+        f"{group.connected_joules:.3g} J",
         NOTHING if battery is None else f"{battery:.2g} %",
         byte_text(group.up_bytes),
         byte_text(group.down_bytes),
@@ -116,6 +120,12 @@ def _trouble_lines(group: GroupAnswer) -> Iterator[str]:
         yield (
             f"{group.name}: a device gives up {group.abandoned:.1f} tasks a week unfinished: it is "
             f"slower than the round (round.deadline_s, round.quorum, stragglers.budget_s)"
+        )
+    if group.connected_percent >= _MUCH_PERCENT:
+        yield (
+            f"{group.name}: staying connected alone takes {group.connected_percent:.2g} % of the "
+            "battery a day, as the radio wakes for each keep-alive and heartbeat: is it worth a "
+            "network away from home?"
         )
     if group.emptied:
         yield f"{group.name}: batteries ran empty {group.emptied} times"
