@@ -63,6 +63,7 @@ class Agent:
         )
         self._calibrating, self._round = CalibrationClient(device), CurrentRound(device)
         self._presence.calibration = self._calibrating.answer
+        self._rest = device.rest
         self._joined = self.switched = False
         self._finished_in, self._ask_from = 0, 0.0
 
@@ -356,8 +357,16 @@ class Agent:
         self._presence.answer(time.monotonic())
         if time.monotonic() >= self._presence.heartbeat_due:
             self._round.heartbeat(self._round.phase.value)
-        if self._round.phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
+        self._rest.advance(may=self._joined and self._presence.is_told and not self._transfers)
+        is_idle = self._round.phase is DevicePhase.IDLE and not self._rest.now
+        if is_idle and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
+
+    @property
+    def _transfers(self) -> bool:
+        """Whether a payload is coming or an update going, as far as the owner lets them."""
+        moves = self._round.phase in {DevicePhase.RECEIVE, DevicePhase.SEND}
+        return moves and self._participation.may_transfer
 
     def _calibrate(self) -> None:
         """Go on with learning rates, while there is no round."""

@@ -16,6 +16,7 @@ from protofleet.edge.owner.participation import Participation
 from protofleet.edge.parts import DeviceParts
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
+from protofleet.edge.resting import Rest
 from protofleet.edge.state.move import BundleMove
 from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
@@ -35,6 +36,7 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
     report: Report,
     *,
     stays: bool = False,
+    rests: bool = True,
     participation: Participation | None = None,
     upgrades: Upgrades | None = None,
     tail: LogTail | None = None,
@@ -48,6 +50,7 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         who: what the device says about itself; the link's will says the same.
         report: told what happens, in the agent's thread.
         stays: whether the device waits for another run when the federation has finished.
+        rests: whether the connection ends while the owner's conditions hold the device.
         participation: whether the owner's conditions are met; None: there are none.
         upgrades: other bundles over the wire; None: it takes none.
         tail: of the log, which goes to the coordinator when a round fails; None: it stays here.
@@ -69,6 +72,7 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         refusals=Refusals(warn),
         storage=StorageWait(store, owner, held, stop_flag),
         waiting=WaitingLog(who.binding.federation, endpoint, _how_to_enrol(store)),
+        rest=Rest(endpoint, owner, allowed=rests),
         report=report,
         warn=warn,
         stop_flag=stop_flag,

@@ -57,6 +57,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         sends: what this device tells beside tensors, whatever the coordinator asks for.
         stays: whether the device waits for another run when the federation has finished.
         sends_log: whether the last lines of the log go to the coordinator when a round fails.
+        rests: whether the connection ends while the owner's conditions hold the device.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
         conditions: keys of the owner's conditions (``policy.toml``) that hold in place of the
             file's.
@@ -65,6 +66,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sends: Sends = Sends()
     stays: bool = False
     sends_log: bool = False
+    rests: bool = True
     keepalive_s: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 30
     conditions: dict[str, Any] = {}
 
@@ -189,6 +191,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             who,
             report,
             stays=options.settings.stays,
+            rests=options.settings.rests,
             participation=participation,
             upgrades=_upgrades(options, data, endpoint, store, bundle),
             tail=tail,

@@ -14,6 +14,7 @@ from protofleet.edge.notices import HeldNotice, Report, StopFlag
 from protofleet.edge.owner.participation import Participation
 from protofleet.edge.presence import PresencePublisher
 from protofleet.edge.refusals import Refusals
+from protofleet.edge.resting import Rest
 from protofleet.edge.state.store import Store
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.waiting import WaitingLog
@@ -37,6 +38,7 @@ class DeviceParts:
         refusals: notes what was refused.
         storage: waits for a disk.
         waiting: tells what an idle device waits for.
+        rest: ends the connection while the device is held.
         report: told what happens, in the agent's thread.
         warn: logs a format and its values; of a flood few.
         ending: whether the device is to leave, and to keep what it has.
@@ -54,6 +56,7 @@ class DeviceParts:
     refusals: Refusals
     storage: StorageWait
     waiting: WaitingLog
+    rest: Rest
     report: Report
     warn: Callable[..., Any]
     stop_flag: StopFlag

@@ -138,6 +138,11 @@ class PresencePublisher:
         self.heartbeat_due = float("inf")
 
     @property
+    def is_told(self) -> bool:
+        """Whether the broker was given the presence as it is now."""
+        return self._published
+
+    @property
     def due(self) -> float:
         """When something is to be published, monotonic seconds."""
         return min(self.heartbeat_due, self._timer.due)

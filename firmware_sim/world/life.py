@@ -30,9 +30,9 @@ _PAST_S = 1e-3
 _MONTH_DAYS = 30
 _WAYS = 4
 """One-way delays of a transfer: task or offer, request, data, receipt."""
-_IDLE_UP, _IDLE_DOWN = 14.2, 10.3
+_IDLE_UP, _IDLE_DOWN = 3.3, 2.3
 """Bytes in a second of a device that waits for its coordinator: heartbeats, announcements and
-keep-alives; measured at its socket over four minutes."""
+keep-alives; 20 kB an hour at its socket (docs/device.md)."""
 
 
 class Phase(StrEnum):
@@ -335,8 +335,13 @@ class VirtualLife:
 
     @property
     def _is_idle_line(self) -> bool:
-        """Whether the device is connected and nothing travels."""
-        return self._reachable and not (self._runs and self.phase is not Phase.TRAIN)
+        """Whether the device is connected and nothing travels.
+
+        One that is held, and has nothing to transfer, rests (``edge.resting``).
+        """
+        moves = self.phase in {Phase.DOWNLOAD, Phase.UPLOAD}
+        rests = self.held and not (moves and NO_TRANSFER.isdisjoint(self.held))
+        return self._reachable and not rests and not (self._runs and moves)
 
     @property
     def _connected_w(self) -> float:

@@ -21,7 +21,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.edge import agent, current_round
+from protofleet.edge import agent, current_round, resting
 from protofleet.edge.compose import compose
 from protofleet.edge.device_info import DeviceInfo
 from protofleet.edge.learning.meter import Meter
@@ -134,6 +134,7 @@ class Device:
         self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
         self.reports = []
         self.participation = self.tail = None
+        self.rests = True
         self.sends = Sends()
 
     def play(self, *steps, kind=Learner, told=True, stays=False):
@@ -175,6 +176,7 @@ class Device:
             who,
             lambda *report: self.reports.append(report),
             stays=self._stays,
+            rests=self.rests,
             participation=self.participation,
             tail=self.tail,
         )
@@ -272,7 +274,7 @@ def _own(seed, n=40):
 @pytest.fixture
 def device(world, monkeypatch):
     clock = Clock()
-    for module in (agent, current_round):
+    for module in (agent, current_round, resting):
         monkeypatch.setattr(module, "time", clock)
     return Device(world, clock)
 

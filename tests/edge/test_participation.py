@@ -60,6 +60,58 @@ def test_a_held_device_says_why_refuses_its_task_and_takes_it_when_it_is_free(de
     assert device.reports[0][1]["reason"] == "charging forbids it; quiet-hours forbids it"
 
 
+def test_held_for_a_while_the_connection_rests_and_comes_back_when_the_device_is_free(
+    device, switch
+):
+    connected = []
+
+    def look():
+        connected.append(device.endpoint.connected)
+
+    endpoint = device.play(
+        CONNECTED,
+        *(switch.held_by("charging"), _passes(device, 59), look, _passes(device, 2), look),
+        *(switch.free, look, CONNECTED),
+        *(device.round(), device.delivered),
+    )
+    assert connected == [True, False, True]
+    assert (endpoint.rested, device.sent()) == (1, [1])
+    said = _said(endpoint)
+    assert said[:2] == [("online",), ("online", "charging")]
+    assert said[-2:] == [("online",), ("left",)]
+
+
+def _passes(device, seconds):
+    return lambda: device.clock.advance(seconds)
+
+
+def test_conditions_that_come_and_go_cost_no_reconnect(device, switch):
+    often = (switch.held_by("idle"), _passes(device, 50), switch.free, _passes(device, 50))
+    endpoint = device.play(CONNECTED, *often * 6)
+    assert endpoint.rested == 0
+
+
+def test_what_may_be_transferred_is_before_the_connection_rests(device, switch):
+    """Held by its charger, a payload may come; the update waits until it may be made."""
+    task, rested = device.round(), []
+
+    def look():
+        rested.append(device.endpoint.rested)
+
+    device.play(
+        CONNECTED,
+        *(task[0], switch.held_by("charging"), _passes(device, 200), look),
+        *(task[1], _passes(device, 1), look),
+    )
+    assert rested == [0, 1]
+
+
+def test_where_it_is_switched_off_no_connection_rests(device, switch):
+    device.rests = False
+    endpoint = device.play(CONNECTED, switch.held_by("charging"), _passes(device, 200), QUIET)
+    assert endpoint.rested == 0
+
+
 class _Watched(Learner):
     """Says when it begins."""
 

@@ -66,8 +66,8 @@ def test_a_round_takes_and_costs_what_rates_and_watts_say():
     assert [at for _, at in ended] == pytest.approx([5.0, 65.0, 75.0])
     used = life.used
     idle_s = 200 - 15
-    assert used.down_bytes == pytest.approx(50_000 + 10.3 * idle_s)
-    assert used.up_bytes == pytest.approx(10_000 + 14.2 * idle_s)
+    assert used.down_bytes == pytest.approx(50_000 + 2.3 * idle_s)
+    assert used.up_bytes == pytest.approx(10_000 + 3.3 * idle_s)
     assert used.train_j == pytest.approx(120.0)
     assert used.radio_j == pytest.approx(2.0 * 15)
     assert (used.trained, used.delivered, life.phase) == (1, 1, Phase.IDLE)
@@ -87,13 +87,16 @@ def test_a_line_that_is_idle_wakes_the_radio_for_every_keep_alive():
     life = _life(home=awake)
     _live(life, 3000.0)
     assert life.used.connected_j == pytest.approx(100 * 1.5)
-    assert (life.used.up_bytes, life.used.down_bytes) == pytest.approx((42_600, 30_900))
+    assert (life.used.up_bytes, life.used.down_bytes) == pytest.approx((9_900, 6_900))
     life.give(_WORK)
     _live(life, 6000.0)
     assert life.used.connected_j == pytest.approx((6000 - 15) * 0.05)
     seldom = _life(home=awake, keepalive_s=3600.0)  # heartbeats come every minute
     _live(seldom, 3000.0)
     assert seldom.used.connected_j == pytest.approx(50 * 1.5)
+    held = _life(home=awake, hardware=_PHONE, policy=Policy(only_charging=True))
+    _live(held, 3600.0)  # it rests
+    assert held.used.joules == held.used.up_bytes == 0
     offline = _life(home=awake, habits=Habits(offline=(Window(at="00:00", hours=1.0),)))
     _live(offline, 3600.0)
     assert offline.used.joules == 0
@@ -186,7 +189,7 @@ def test_a_task_that_nobody_waits_for_is_dropped():
     _live(life, 3.0)
     life.drop()
     assert _live(life, 100.0) == []
-    assert life.used.down_bytes == pytest.approx(30_000 + 97 * 10.3)
+    assert life.used.down_bytes == pytest.approx(30_000 + 97 * 2.3)
     assert life.used.abandoned == 1
 
 

@@ -101,8 +101,8 @@ def test_energy_and_bytes_a_day_are_those_of_the_rounds(rehearse):
     assert group.connected_joules == 0  # a cable
     # Scores in an update are some digits longer than in those of the first round; messages are
     # beside it, and heartbeats while it trains.
-    up = sum(one.bytes_up for one in records) / 4 + 3 * 880 + 12 * 14.2
-    down = sum(one.bytes_down for one in records) / 4 + 3 * 1600 + 12 * 10.3
+    up = sum(one.bytes_up for one in records) / 4 + 3 * 880 + 12 * 3.3
+    down = sum(one.bytes_down for one in records) / 4 + 3 * 1600 + 12 * 2.3
     assert group.up_bytes * found.days == pytest.approx(up, rel=0.03)
     assert group.down_bytes * found.days == pytest.approx(down, rel=0.001)
 

@@ -334,13 +334,14 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         published: records that went out.
         asked: how often the announcement was asked for once more.
         others: announcements of other federations.
+        rested: how often the connection was ended for a while.
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step], device_id: str) -> None:
         super().__init__(folder, clock, steps)
         self._device_id = device_id
         self.published: list[Presence | Heartbeat] = []
-        self.asked = 0
+        self.asked = self.rested = 0
         self.others: dict[str, Announcement] = {}
 
     def publish(self, message: Presence | Heartbeat) -> bool:
@@ -355,6 +356,13 @@ class FakeDeviceEndpoint(_FakeEndpoint):
     @property
     def overtakes(self) -> bool:
         return False
+
+    def rest(self) -> None:
+        self.rested += 1
+        self._connected = False
+
+    def go_on(self) -> None:
+        self._connected = True
 
     def spread(self, seconds: float) -> None:
         """A fleet has no size here."""

@@ -35,6 +35,7 @@ from protofleet.wire.mqtt.link import (
     Link,
     LinkOptions,
     MqttMessage,
+    Will,
     Woken,
 )
 from protofleet.wire.refusals import PACKET_TOO_LARGE
@@ -81,6 +82,36 @@ def test_the_clock_stands_still_while_events_lie_unread():
     assert link.clock < between
     assert isinstance(link.get(0), Drained)
     assert link.clock >= between
+
+
+@pytest.mark.mosquitto
+def test_a_link_that_rests_leaves_no_will_says_what_was_queued_and_comes_back(mosquitto_url):
+    will = Will(topic="st/a", payload=b"offline")
+    with (
+        closing(_link(mosquitto_url, filters=("st/+",))) as observer,
+        closing(_link(mosquitto_url, will=will)) as link,
+    ):
+        _next(observer, Connected)
+        _next(link, Connected)
+        for word in (b"held", b"free"):
+            assert link.publish("st/a", word)
+            link.rest()
+            assert not link.connected
+            assert not link.publish("st/a", b"lost")
+            assert link.get(0.3) is None, "no event tells of it"
+            assert _next(observer, MqttMessage) == MqttMessage("st/a", word, retained=False)
+            link.go_on()
+            _next(link, Connected)
+        assert observer.get(0.2) is None
+
+
+@pytest.mark.mosquitto
+def test_a_resting_link_is_closed_at_once(mosquitto_url):
+    link = _link(mosquitto_url)
+    _next(link, Connected)
+    link.rest()
+    link.close()
+    assert not link._thread.is_alive()
 
 
 @pytest.mark.mosquitto

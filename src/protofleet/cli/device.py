@@ -137,6 +137,13 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Send the last lines of the log when a round fails: 8 KiB at most, nothing of the data.",
 )
+@click.option(
+    "--rest/--no-rest",
+    "rests",
+    default=True,
+    show_default=True,
+    help="End the connection while the owner's conditions hold the device: its radio may sleep.",
+)
 @click.option("--stay", is_flag=True, help="Wait for another run when the federation has finished.")
 @policy_options
 @log_format_option("device")
@@ -154,6 +161,7 @@ def join(
     no_scores: bool,
     no_counts: bool,
     send_log: bool,
+    rests: bool,
     stay: bool,
     policy_file: Path | None,
     conditions: dict[str, Any],
@@ -189,6 +197,7 @@ def join(
             sends=Sends(scores=not no_scores, counts=not no_counts),
             stays=stay,
             sends_log=send_log,
+            rests=rests,
             conditions=conditions,
         ),
     )

@@ -148,6 +148,17 @@ class DeviceEndpoint(Endpoint):
         """Ask the broker for the retained announcement once more: it may have been lost."""
         self._link.subscribe_again()
 
+    def rest(self) -> None:
+        """End the connection without the last will, and make none until ``go_on``.
+
+        Transfers stay as they are and go on when ``Connected`` comes.
+        """
+        self._link.rest()
+
+    def go_on(self) -> None:
+        """Connect again after ``rest``."""
+        self._link.go_on()
+
     def spread(self, seconds: float) -> None:
         """How large the fleet is: over how long it comes back to a broker that has lost it."""
         self._link.spread(seconds)

@@ -126,6 +126,8 @@ class Link:
         self._places = threading.Semaphore(QUEUE_MAX)
         self._counters = Counters()
         self._closing = threading.Event()
+        self._awake = threading.Event()
+        self._awake.set()
         self._connection: Connection | None = None
         self._chunk_limit = MAX_DATA_BYTES
         self._told: set[tuple[int, bool]] = set()
@@ -259,10 +261,25 @@ class Link:
             payload_down_bytes=counters.payload_down,
         )
 
+    def rest(self, timeout_s: float = 5.0) -> None:
+        """Send what is queued, disconnect without firing the will, and make no connection.
+
+        No event tells of it; ``Connected`` comes after ``go_on``.
+        """
+        self._awake.clear()
+        connection = self._connection
+        if connection is not None:
+            connection.close(timeout_s)
+
+    def go_on(self) -> None:
+        """Connect again after ``rest``."""
+        self._awake.set()
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what is queued, disconnect without firing the will, stop the thread."""
         deadline = time.monotonic() + timeout_s
         self._closing.set()
+        self._awake.set()
         connection = self._connection
         if connection is not None:
             connection.close(timeout_s)
@@ -271,7 +288,7 @@ class Link:
 
     def _run(self) -> None:
         attempt = 0
-        while not self._closing.is_set():
+        while self._awake.wait() and not self._closing.is_set():
             connection = Connection(
                 self._options, VERSIONS[self._version], self._counters, self._take
             )
@@ -280,6 +297,9 @@ class Link:
             self._connection = None
             if self._closing.is_set():
                 return
+            if not self._awake.is_set():
+                attempt = 0
+                continue
             # Some brokers end a connection that subscribes to what an access list forbids.
             unanswered = connection.unanswered
             final = ending.code in FINAL_CODES and not unanswered
