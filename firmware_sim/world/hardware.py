@@ -171,13 +171,19 @@ class HostSpeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     primes: float
     gflops: float
 
+    @property
+    def speed(self) -> Span:
+        """Beside a Raspberry Pi 4."""
+        low, high = sorted((self.primes / PI_4_PRIMES, self.gflops / PI_4_GFLOPS))
+        return Span(low=low, likely=math.sqrt(low * high), high=high)
+
     def slowdown(self, hardware: Hardware) -> Span:
         """How many times longer a device takes than this machine, likely and at the ends."""
-        ours = sorted((self.primes / PI_4_PRIMES, self.gflops / PI_4_GFLOPS))
+        ours, theirs = self.speed, hardware.speed
         return Span(
-            low=ours[0] / hardware.speed.high,
-            likely=math.sqrt(ours[0] * ours[1]) / hardware.speed.likely,
-            high=ours[1] / hardware.speed.low,
+            low=ours.low / theirs.high,
+            likely=ours.likely / theirs.likely,
+            high=ours.high / theirs.low,
         )
 
 

@@ -102,6 +102,14 @@ def test_a_final_fit_is_a_row_of_its_own_kind_and_what_the_summary_quotes(ledger
     assert record.scores.personalisation["accuracy"].mean == 1 / 5
 
 
+def test_without_a_final_fit_the_summary_quotes_the_best_round_and_the_last(ledger, tmp_path):
+    for round_id in (1, 2, 3):
+        _play_round(ledger, tmp_path, round_id)
+    record = _results(ledger).write()
+    assert record.scores.personalisation["accuracy"].mean == 1
+    assert record.last.personalisation["accuracy"].mean == 1 / 3
+
+
 def test_whoever_reads_a_run_that_goes_on_has_the_same_results_made(ledger, tmp_path):
     refresh(tmp_path)
     ledger.run.note_about(_ABOUT)

@@ -4,11 +4,14 @@ import pytest
 from packed import pack_update
 from toy_model import server_tools
 
+from protofleet.coordinator.cells import root
 from protofleet.coordinator.ledger.root import RootLedger
 from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
+from protofleet.errors import RefusedError
 from protofleet.federation import cells
 from protofleet.federation.records import Costs, Scores, UpdateRecord
 from protofleet.strategies.types import Update
+from protofleet.wire.messages import Presence
 
 
 @pytest.fixture
@@ -79,3 +82,21 @@ def test_devices_of_all_accepted_reports_count_each_once_over_restarts(tiny, ope
     ledger.commit_round(state, Scores(), 1.0, keep_states=1)
     assert [one.participants for one in ledger.committed()] == [3]
     assert [one.device_id for one in opened().accepted(1)] == ["anna", "berta", "dora"]
+
+
+def test_the_cells_of_the_file_take_part_and_nobody_else():
+    registry = root._Cells(
+        bundle="bundle", layout_hash="layout", strategy="fedavg", silent_after_s=60.0
+    )
+    registry.of_federation("federation", 3)
+
+    def comes(name):
+        presence = Presence(
+            device_id=name, boot_id="1", status="online", bundle="bundle", layout_hash="layout"
+        )
+        return registry.presence(name, presence, 0.0).live
+
+    assert all(comes(cells.cell_name(number)) for number in (1, 2, 3))
+    for stranger in (cells.cell_name(0), cells.cell_name(4), "anna"):
+        with pytest.raises(RefusedError, match="has 3 cells, and devices join one of them"):
+            comes(stranger)

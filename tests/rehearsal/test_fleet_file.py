@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from protofleet.errors import InputError
+from protofleet.firmware_sim.world.hardware import PI_4_GFLOPS, PI_4_PRIMES, HostSpeed
 from protofleet.rehearsal.fleet_file import load_rehearsal, owners_of
-from protofleet.rehearsal.starter import fleet_toml
+from protofleet.rehearsal.starter import fleet_toml, hardware_toml
 
 _FILE = """
 federation = "federation.toml"
@@ -109,3 +110,14 @@ def test_what_fleet_init_writes_is_read(tmp_path):
     assert "[hardware.my-board]" in examples
     with pytest.raises(InputError, match="hardware: expected one of"):
         fleet_toml("f", "d", [("pi-6", 1)], 7.0)
+
+
+def test_this_machine_is_written_as_a_kind_of_device_that_is_read(tmp_path):
+    path = tmp_path / "fleet.toml"
+    host = HostSpeed(primes=2 * PI_4_PRIMES, gflops=8 * PI_4_GFLOPS)
+    text = fleet_toml("federation.toml", "data", (("pi-5", 1),), 7.0).replace('"pi-5"', '"mine"')
+    path.write_text(text + hardware_toml("mine", host, 2048))
+    found = load_rehearsal(path)
+    mine = found.hardware_of(found.groups[0])
+    assert (mine.speed.low, mine.speed.likely, mine.speed.high) == (2, 4, 8)
+    assert mine.memory_mb == 2048

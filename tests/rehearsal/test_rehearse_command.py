@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from protofleet.cli.fleet import fleet as fleet_command
 from protofleet.cli.rehearse import rehearse
+from protofleet.errors import InputError
+from protofleet.rehearsal.fleet_file import load_rehearsal
 
 pytestmark = pytest.mark.slow(seconds=8)
 
@@ -81,3 +83,14 @@ def test_a_kind_has_a_number(written):  # noqa: ARG001 - in its folder
     done = CliRunner().invoke(fleet_command, ["init", "other.toml", "--devices", "pi-4"])
     assert done.exit_code == 2
     assert "expected KIND=N" in done.output
+
+
+def test_a_device_is_measured_where_it_is(written):
+    done = CliRunner().invoke(fleet_command, ["measure", "mine"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("\n[hardware.mine]\nspeed = {low = ")
+    written.write_text(written.read_text().replace('hardware = "pi-4"', 'hardware = "mine"'))
+    written.write_text(written.read_text() + done.output)
+    assert load_rehearsal(written).hardware["mine"].memory_mb > 100
+    refused = CliRunner().invoke(fleet_command, ["measure", "my board"])
+    assert isinstance(refused.exception, InputError)

@@ -234,6 +234,14 @@ def test_schedules_that_a_rehearsal_lacks_are_refused_with_the_remedy(rehearse):
         rehearse(schedule=ScheduleSettings(kind="buffered", buffer=2))
 
 
+def test_a_fleet_that_this_machine_cannot_hold_is_refused_before_it_starts(rehearse, monkeypatch):
+    sizes = {"SC_PAGE_SIZE": 1, "SC_AVPHYS_PAGES": 5000}
+    monkeypatch.setattr("os.sysconf", sizes.__getitem__)
+    with pytest.raises(InputError, match=r"12 devices keep about .* rehearse \d+ of them.*--no-tr"):
+        rehearse(Group(name="board", count=12, hardware="pi-4"))
+    assert rehearse(Group(name="board", count=12, hardware="pi-4"), trains=False).rounds
+
+
 @contextmanager
 def _nothing(*_arguments):
     raise AssertionError("nobody is to train")

@@ -87,6 +87,24 @@ def init(file: Path, *, federation: str, data: str, devices: tuple[str, ...], da
     click.echo(f"{file}; next: protofleet rehearse {shell_word(file)}")
 
 
+@fleet.command()
+@click.argument("name")
+def measure(name: str) -> None:
+    """Measure this machine as a kind of device called NAME, for a fleet file.
+
+    Run it on the device itself: protofleet fleet measure my-board >> fleet.toml
+    """
+    import os
+
+    from protofleet.firmware_sim.world.hardware import measure_host
+    from protofleet.rehearsal.starter import hardware_toml
+    from protofleet.wire.topics import check_id
+
+    check_id(name, f"kind '{name}'")
+    memory_mb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20
+    click.echo(hardware_toml(name, measure_host(), memory_mb), nl=False)
+
+
 def _kind(text: str) -> tuple[str, int]:
     kind, _, count = text.partition("=")
     if not count.isdecimal() or not int(count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,9 +38,13 @@ from protofleet.rehearsal.fleet_file import Group, RehearsalFile, owners_of
 from protofleet.rehearsal.simulation import RehearsedRound, Simulation
 from protofleet.rehearsal.training import RealTraining, SizesOnly
 from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.units import byte_text
 
 _TRIED, _PASSES = 3, 2
 """Owners whose training is measured, and how often: the first time programs are made ready."""
+
+_ROUNDS_KEPT = 2
+"""Of a device's state, by the experiments' workers."""
 
 Told = Callable[[str, RehearsedRound], None]
 
@@ -99,6 +104,8 @@ class Rehearsal:
         spec = _spec(plan, owners)
         examples = {name: _examples(path) for name, path in owners.items()}
         costs = self._costs(plan, spec, examples)
+        if self.trains:
+            _check_room(costs, len(owners))
         spans = self._spans(costs, examples)
         lives = self._lives(seed)
         likely = {name: span.likely for name, span in spans.items()}
@@ -203,6 +210,20 @@ def _check(plan: Plan) -> None:
                 f"[{section}]: a rehearsal in virtual time has rounds of one coordinator; leave it "
                 "out of the federation file, or rehearse in real time: protofleet fleet run"
             )
+
+
+def _check_room(costs: Costs, devices: int) -> None:
+    """Whether this machine can hold what the devices keep of two rounds."""
+    each = _ROUNDS_KEPT * (costs.up_bytes + costs.down_bytes)
+    if "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return  # macOS does not say
+    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    if each * devices > left:
+        raise InputError(
+            f"fleet: {devices} devices keep about {byte_text(each * devices)} between rounds, and "
+            f"this machine has {byte_text(left)} left; rehearse {left // each} of them, or bytes, "
+            "energy and participation alone: --no-training"
+        )
 
 
 def _spec(plan: Plan, owners: Mapping[str, Path]) -> WorkerSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofleet.errors import InputError
-from protofleet.firmware_sim.world.hardware import HARDWARE
+from protofleet.firmware_sim.world.hardware import HARDWARE, HostSpeed
 
 _HABITS = {"phone-high": "phone", "phone-low": "phone", "watch": "watch"}
 _NETWORKS = {"phone-high": "home-wifi", "phone-low": "home-wifi", "watch": "bluetooth"}
@@ -71,3 +71,16 @@ def _group(kind: str, count: int) -> str:
             _POLICY,
         ]
     return "\n".join(lines) + "\n"
+
+
+def hardware_toml(name: str, host: HostSpeed, memory_mb: int) -> str:
+    """This machine as a kind of device; what no program can measure is left to its owner."""
+    speed = host.speed
+    return f"""
+[hardware.{name}]
+speed = {{low = {speed.low:.3g}, likely = {speed.likely:.3g}, high = {speed.high:.3g}}}
+memory_mb = {memory_mb}
+train_w = {{low = 0.3, likely = 1.0, high = 2.0}}   # of a busy core: not measured, yours to say
+idle_w = 1.0   # not measured
+source = "measured: {host.primes:.0f} passes of primes, {host.gflops:.3g} GFLOPS"
+"""
