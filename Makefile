@@ -19,7 +19,7 @@ MODULES := src/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
-.PHONY: demo web test quick slow oracles check docs format bench fuzz audit aarch64 pythons wheel dist clean
+.PHONY: demo web test quick slow mutants oracles check docs format bench fuzz audit aarch64 pythons wheel dist clean
 
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -41,6 +41,9 @@ quick: $(STAMP) $(WEB) ## the tests that are not marked slow: five minutes on tw
 
 slow: $(STAMP) ## models of the papers' sizes, clusters, the demonstration and tutorials, whose smaller cases make test has; half an hour with the data sets
 	$(PYTEST) -m full_size $(ARGS)
+
+mutants: $(STAMP) ## do the tests catch faults? some drawn at random; ARGS="--count 8 --seed 1 --only wire"; hours
+	$(BIN)/python scripts/mutants $(ARGS)
 
 oracles: $(STAMP) ## how far each method's rounds are from its oracle's in float64, as a table (docs/algorithms.md)
 	PROTOFLEET_ORACLES=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/strategies -k are_those_of $(ARGS)
