@@ -64,6 +64,21 @@ def test_for_bytes_and_energy_alone_nothing_is_trained(written):
     assert "pi-4 (3)" in done.output
 
 
+def test_each_assumption_is_shown_at_the_ends_of_its_spread(written):
+    done = CliRunner().invoke(
+        rehearse, [str(written), "--no-training", "--sensitivity", "--workers", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    joules = {
+        line.split("  ")[0]: float(line.split()[-3])
+        for line in done.output.splitlines()
+        if line.startswith(("as assumed", "a busy core", "networks", "training takes"))
+    }
+    assert len(joules) == 7
+    least, most = joules["a busy core draws least"], joules["a busy core draws most"]
+    assert least <= joules["as assumed"] <= most
+
+
 @pytest.mark.parametrize("text", ["codec.up", "=raw", "codec.up="])
 def test_what_is_to_vary_has_a_key_and_values(written, text):
     done = CliRunner().invoke(rehearse, [str(written), "--vary", text])

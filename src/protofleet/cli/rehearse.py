@@ -17,6 +17,7 @@ from protofleet.cli._verbosity import say, verbosity
 if TYPE_CHECKING:
     from protofleet.federation.settings import FederationConfig
     from protofleet.rehearsal.answer import Answer
+    from protofleet.rehearsal.run import Rehearsal
     from protofleet.rehearsal.simulation import RehearsedRound
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -39,6 +40,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     is_flag=True,
     help="Bytes, energy and participation alone: for thousands of devices.",
 )
+@click.option(
+    "--sensitivity",
+    is_flag=True,
+    help="Also show which assumption moves the answer: each at the ends of its spread.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes that train; default: all cores.")
 @click.option("--plot", type=_FILE, callback=writable_picture, help="Also draw FILE, .png or .svg.")
 @click.option(
@@ -51,6 +57,7 @@ def rehearse(
     vary: tuple[str, ...],
     seeds: int,
     no_training: bool,
+    sensitivity: bool,
     workers: int | None,
     plot: Path | None,
     json_file: Path | None,
@@ -87,7 +94,27 @@ def rehearse(
         for (label, varied), seed in itertools.product(variants, range(seeds)):
             answers.append(rehearsal.answer(varied, label, seed, _tell))
             _show(answers[-1], seeds)
+        if sensitivity:
+            _show_sensitivity(rehearsal, config, answers[0].example_s)
     _summarise(answers, plot, json_file, fleet.target)
+
+
+def _show_sensitivity(rehearsal: Rehearsal, config: FederationConfig, example_s: float) -> None:
+    """All with the same measured time, which differs a little each time."""
+    import dataclasses
+
+    import msgspec
+
+    from protofleet.rehearsal.run import OTHERWISE
+    from protofleet.rehearsal.text import sensitivity_lines
+
+    file = msgspec.structs.replace(rehearsal.file, step_s=example_s)
+    plain = dataclasses.replace(rehearsal, file=file, trains=False)
+    answers = [
+        dataclasses.replace(plain, assumed=assumed).answer(config, label, 0, _tell)
+        for label, assumed in OTHERWISE.items()
+    ]
+    click.echo("\n".join(sensitivity_lines(answers)) + "\n")
 
 
 def _variants(

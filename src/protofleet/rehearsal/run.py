@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.world.habits import DAY_S, changes
 from protofleet.firmware_sim.world.hardware import HostSpeed, Span, measure_host
 from protofleet.firmware_sim.world.life import Surroundings, VirtualLife
+from protofleet.firmware_sim.world.network import Network
 from protofleet.rehearsal.answer import (
     Answer,
     group_answers,
@@ -66,6 +68,38 @@ class Costs:
     down_bytes: int
 
 
+End = Literal["low", "likely", "high"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """Where within their spread the assumptions are.
+
+    Attributes:
+        training: how long a training takes.
+        watts: what that draws.
+        rates: of all networks, as a multiple of what is assumed.
+    """
+
+    training: End = "likely"
+    watts: End = "likely"
+    rates: float = 1.0
+
+
+OTHERWISE: Mapping[str, Assumed] = MappingProxyType(
+    {
+        "as assumed": Assumed(),
+        "training takes the shortest time": Assumed(training="low"),
+        "training takes the longest time": Assumed(training="high"),
+        "a busy core draws least": Assumed(watts="low"),
+        "a busy core draws most": Assumed(watts="high"),
+        "networks are half as fast": Assumed(rates=0.5),
+        "networks are twice as fast": Assumed(rates=2.0),
+    }
+)
+"""Each of the assumptions at its ends, the others where they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     """What all variants of a rehearsal have in common.
@@ -75,7 +109,8 @@ class Rehearsal:
         opened: opens workers.
         folder: that they may use.
         trains: whether training is run; else bytes, energy and participation alone are told.
-        host: this machine; None: measured at the first need.
+        host: this machine.
+        assumed: where within their spread the assumptions are.
     """
 
     file: RehearsalFile
@@ -83,6 +118,7 @@ class Rehearsal:
     folder: Path
     trains: bool = True
     host: HostSpeed = field(default_factory=measure_host)
+    assumed: Assumed = Assumed()
 
     def answer(self, config: FederationConfig, label: str, seed: int, told: Told) -> Answer:
         """Live through the days.
@@ -108,12 +144,12 @@ class Rehearsal:
             _check_room(costs, len(owners))
         spans = self._spans(costs, examples)
         lives = self._lives(seed)
-        likely = {name: span.likely for name, span in spans.items()}
+        lasts = {name: getattr(span, self.assumed.training) for name, span in spans.items()}
         with self.opened(spec, {}, self.folder) as workers:
             run = RunProgress(plan.server_init(), {}, {}, ())
             real = RealTraining(plan, workers, run)
             training = real if self.trains else SizesOnly(plan.server_init(), costs.down_bytes)
-            simulation = Simulation(plan, lives, likely, costs.up_bytes, training)
+            simulation = Simulation(plan, lives, lasts, costs.up_bytes, training)
             rounds = []
             for done in simulation.rounds(self.file.start_s, self.file.end_s):
                 rounds.append(done)
@@ -186,12 +222,22 @@ class Rehearsal:
         hardware = self.file.hardware_of(group)
         return Surroundings(
             hardware=hardware,
-            home=self.file.network_named(group.network),
-            away=self.file.network_named(group.away),
+            home=self._network(group.network),
+            away=self._network(group.away),
             policy=group.policy,
             changes=changes(self.file.habits_of(group), days, seed),
-            train_w=hardware.train_w.likely,
+            train_w=getattr(hardware.train_w, self.assumed.watts),
             keepalive_s=group.keepalive_s,
+        )
+
+    def _network(self, name: str) -> Network | None:
+        found = self.file.network_named(name)
+        if found is None:
+            return None
+        return msgspec.structs.replace(
+            found,
+            up_kbit_s=found.up_kbit_s * self.assumed.rates,
+            down_kbit_s=found.down_kbit_s * self.assumed.rates,
         )
 
 

@@ -68,6 +68,18 @@ def comparison_lines(answers: Sequence[Answer]) -> Iterator[str]:
     yield from table(rows)
 
 
+def sensitivity_lines(answers: Sequence[Answer]) -> Iterator[str]:
+    """What becomes of a fleet where one assumption is otherwise; the first is as assumed."""
+    rows = [("assumption", "rounds", "days", "energy a day", "never counted")]
+    for one in answers:
+        never = sum(group.never for group in one.groups)
+        joules = _fleet(one, "joules") / sum(group.devices for group in one.groups)
+        rows.append(
+            (one.label, str(len(one.rounds)), f"{one.days:.1f}", f"{joules:.3g} J", str(never))
+        )
+    yield from table(rows)
+
+
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Columns that are as wide as they have to be; the first one to the left."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
