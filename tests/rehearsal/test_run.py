@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import msgspec
@@ -235,8 +236,8 @@ def test_schedules_that_a_rehearsal_lacks_are_refused_with_the_remedy(rehearse):
 
 
 def test_a_fleet_that_this_machine_cannot_hold_is_refused_before_it_starts(rehearse, monkeypatch):
-    sizes = {"SC_PAGE_SIZE": 1, "SC_AVPHYS_PAGES": 5000}
-    monkeypatch.setattr("os.sysconf", sizes.__getitem__)
+    told = os.sysconf
+    monkeypatch.setattr("os.sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else told(name))
     with pytest.raises(InputError, match=r"12 devices keep about .* rehearse \d+ of them.*--no-tr"):
         rehearse(Group(name="board", count=12, hardware="pi-4"))
     assert rehearse(Group(name="board", count=12, hardware="pi-4"), trains=False).rounds
