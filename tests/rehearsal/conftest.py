@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
 
 from protofleet.datasets import DeviceData
-from protofleet.rehearsal.fleet_file import Group, RehearsalFile
+from protofleet.rehearsal.fleet_file import DeviceGroup, RehearsalFile
 
 _CLASSES = ("class0", "class1", "class2")
 _FEDERATION = """
@@ -53,5 +53,5 @@ def fleet(study) -> RehearsalFile:
         data=study / "data",
         days=1.0,
         step_s=0.1,
-        groups=(Group(name="board", count=4, hardware="pi-4", network="ethernet"),),
+        groups=(DeviceGroup(name="board", count=4, hardware="pi-4", network="ethernet"),),
     )

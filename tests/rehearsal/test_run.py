@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
 from rehearsed import HOST, regrouped
 
 import protofleet
+from protofleet.datasets import load_device_data
 from protofleet.edge.owner.policy import Policy
 from protofleet.errors import InputError
 from protofleet.experiments.processes import processes
@@ -17,7 +19,7 @@ from protofleet.federation.schedules.schedule_settings import ScheduleSettings
 from protofleet.federation.settings import CohortSettings, RoundSettings, load_config
 from protofleet.firmware_sim.world.habits import Habits, Window
 from protofleet.firmware_sim.world.hardware import HARDWARE
-from protofleet.rehearsal.fleet_file import Group
+from protofleet.rehearsal.fleet_file import DeviceGroup
 from protofleet.rehearsal.run import Rehearsal, varied
 from protofleet.rehearsal.text import answer_lines
 
@@ -64,7 +66,7 @@ def test_devices_that_are_always_there_give_the_bits_of_the_same_run_without_a_c
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_one_other_days(rehearse):
-    phones = Group(
+    phones = DeviceGroup(
         name="phone",
         count=4,
         hardware="phone-low",
@@ -80,8 +82,8 @@ def test_a_round_lasts_as_long_as_its_slowest_device(rehearse):
     """Forty examples of 0.1 s: four seconds on a Pi 4, by its speed more on a Pi 3."""
     slow = 1 / HARDWARE["pi-3"].speed.likely
     found = rehearse(
-        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
-        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+        DeviceGroup(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        DeviceGroup(name="slow", count=2, hardware="pi-3", network="ethernet"),
     )
     lasted = [86_400 * (one.closed_d - one.opened_d) for one in found.rounds]
     assert lasted == pytest.approx([4 * slow + 2 * 0.08] * 3, rel=0.01)
@@ -110,17 +112,17 @@ def test_energy_and_bytes_a_day_are_those_of_the_rounds(rehearse):
 
 def test_a_phone_that_stays_connected_by_a_cellular_network_is_told_what_that_takes(rehearse):
     phones = {"name": "phone", "count": 4, "hardware": "phone-low", "network": "cellular"}
-    found = rehearse(Group(**phones))
+    found = rehearse(DeviceGroup(**phones))
     assert found.groups[0].connected_percent > 20
     assert "staying connected alone takes" in "\n".join(answer_lines(found))
-    at_home = rehearse(Group(**{**phones, "network": "home-wifi"}), trains=False)
+    at_home = rehearse(DeviceGroup(**{**phones, "network": "home-wifi"}), trains=False)
     assert at_home.groups[0].connected_percent < 1
 
 
 def test_who_charges_at_night_alone_takes_part_at_night_alone(rehearse):
     nightly = Habits(charging=(Window(at="23:00", hours=6.0),))
     found = rehearse(
-        Group(
+        DeviceGroup(
             name="phone",
             count=4,
             hardware="phone-low",
@@ -141,8 +143,8 @@ def test_rounds_follow_each_other_at_their_pace(rehearse):
 def test_a_device_that_leaves_in_a_round_is_not_waited_for_beyond_the_deadline(rehearse):
     offline = Habits(off=(Window(at="08:00", hours=20.0),))
     found = rehearse(
-        Group(name="board", count=3, hardware="pi-4", network="ethernet"),
-        Group(name="gone", count=1, hardware="pi-4", network="ethernet", habits="gone"),
+        DeviceGroup(name="board", count=3, hardware="pi-4", network="ethernet"),
+        DeviceGroup(name="gone", count=1, hardware="pi-4", network="ethernet", habits="gone"),
         file={"habits": {"gone": offline}},
         cohort=CohortSettings(minimum=3),
     )
@@ -154,8 +156,8 @@ def test_a_device_that_leaves_in_a_round_is_not_waited_for_beyond_the_deadline(r
 def test_devices_that_are_slower_than_the_deadline_never_count_and_that_is_told(rehearse):
     """A Pi 3 takes ten seconds; the round closes after six, and the next task takes its place."""
     found = rehearse(
-        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
-        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+        DeviceGroup(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        DeviceGroup(name="slow", count=2, hardware="pi-3", network="ethernet"),
         round=RoundSettings(deadline_s=6.0, quorum=0.5),
     )
     assert [one.counted for one in found.rounds] == [2, 2, 2]
@@ -167,8 +169,8 @@ def test_devices_that_are_slower_than_the_deadline_never_count_and_that_is_told(
 def test_who_finishes_behind_its_round_is_told_as_late_and_goes_on_from_there(rehearse):
     """Two of four are invited in turn: a slow one finishes while the others have their round."""
     found = rehearse(
-        Group(name="fast", count=2, hardware="pi-4", network="ethernet"),
-        Group(name="slow", count=2, hardware="pi-3", network="ethernet"),
+        DeviceGroup(name="fast", count=2, hardware="pi-4", network="ethernet"),
+        DeviceGroup(name="slow", count=2, hardware="pi-3", network="ethernet"),
         rounds=6,
         cohort=CohortSettings(size=2, minimum=4, selection="least_recent"),
         round=RoundSettings(deadline_s=6.0, quorum=1),
@@ -180,8 +182,8 @@ def test_who_finishes_behind_its_round_is_told_as_late_and_goes_on_from_there(re
 
 def test_below_the_quorum_the_round_goes_on_until_the_slow_have_come(rehearse):
     found = rehearse(
-        Group(name="fast", count=1, hardware="pi-4", network="ethernet"),
-        Group(name="slow", count=3, hardware="pi-3", network="ethernet"),
+        DeviceGroup(name="fast", count=1, hardware="pi-4", network="ethernet"),
+        DeviceGroup(name="slow", count=3, hardware="pi-3", network="ethernet"),
         round=RoundSettings(deadline_s=6.0, quorum=0.5),
     )
     assert all(one.extended == 1 for one in found.rounds)
@@ -190,8 +192,8 @@ def test_below_the_quorum_the_round_goes_on_until_the_slow_have_come(rehearse):
 
 def test_without_training_the_same_devices_take_part(rehearse):
     kinds = (
-        Group(name="phone", count=3, hardware="phone-low", habits="phone"),
-        Group(name="board", count=3, hardware="pi-3"),
+        DeviceGroup(name="phone", count=3, hardware="phone-low", habits="phone"),
+        DeviceGroup(name="board", count=3, hardware="pi-3"),
     )
     trained, counted = (
         rehearse(*kinds, trains=trains, file={"days": 2.0}) for trains in (True, False)
@@ -239,14 +241,29 @@ def test_a_fleet_that_this_machine_cannot_hold_is_refused_before_it_starts(rehea
     told = os.sysconf
     monkeypatch.setattr("os.sysconf", lambda name: 1 if name == "SC_AVPHYS_PAGES" else told(name))
     with pytest.raises(InputError, match=r"12 devices keep about .* rehearse \d+ of them.*--no-tr"):
-        rehearse(Group(name="board", count=12, hardware="pi-4"))
-    assert rehearse(Group(name="board", count=12, hardware="pi-4"), trains=False).rounds
+        rehearse(DeviceGroup(name="board", count=12, hardware="pi-4"))
+    assert rehearse(DeviceGroup(name="board", count=12, hardware="pi-4"), trains=False).rounds
 
 
 @contextmanager
 def _nothing(*_arguments):
     raise AssertionError("nobody is to train")
     yield
+
+
+@pytest.mark.parametrize("damage", ["classes", "bytes"])
+def test_an_owners_file_that_does_not_fit_is_named_before_anybody_trains(
+    fleet, study, tmp_path, damage
+):
+    path = study / "data" / "owner-2.npz"
+    if damage == "bytes":
+        path.write_bytes(path.read_bytes()[:500])
+    else:
+        data = load_device_data(path)
+        replace(data, classes=("a", "b", "c")).save(path)
+    rehearsal = Rehearsal(file=fleet, opened=_nothing, folder=tmp_path, host=HOST)
+    with pytest.raises(InputError, match=r"owner-2\.npz"):
+        rehearsal.answer(load_config(fleet.federation), "", 0, lambda *_: None)
 
 
 def test_a_folder_without_data_is_told(fleet, tmp_path):

@@ -11,8 +11,8 @@ from protofleet.federation.outcomes.outcome import Outcome
 from protofleet.federation.schedules.early_stopping import EarlyEnd
 from protofleet.firmware_sim.world.habits import DAY_S, HOUR_S
 from protofleet.firmware_sim.world.hardware import HostSpeed, Span
-from protofleet.firmware_sim.world.life import VirtualLife
-from protofleet.rehearsal.fleet_file import Group, RehearsalFile
+from protofleet.firmware_sim.world.simulated_device import SimulatedDevice
+from protofleet.rehearsal.fleet_file import DeviceGroup, RehearsalFile
 from protofleet.rehearsal.simulation import RehearsedRound, Simulation
 
 _WEEK_DAYS = 7.0
@@ -112,7 +112,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late_updates: int
     host: HostSpeed
     example_s: float
-    refused: int = 0
+    refused: tuple[str, ...] = ()
     target_d: float | None = None
     outcome: Outcome | None = None
     early_end: EarlyEnd | None = None
@@ -141,7 +141,7 @@ def round_line(done: RehearsedRound, start_s: float) -> RoundLine:
 
 def group_answers(
     file: RehearsalFile,
-    lives: Mapping[str, VirtualLife],
+    lives: Mapping[str, SimulatedDevice],
     rounds: Sequence[RehearsedRound],
     spans: Mapping[str, Span],
     days: float,
@@ -160,17 +160,15 @@ def group_answers(
     for name, group in file.devices().items():
         members.setdefault(group.name, []).append(name)
     return tuple(
-        _group(
-            file, group, {name: lives[name] for name in members[group.name]}, counted, spans, days
-        )
-        for group in file.groups
+        _group(file, group, {name: lives[name] for name in names}, counted, spans, days)
+        for group, names in zip(file.groups, members.values(), strict=True)
     )
 
 
 def _group(  # noqa: PLR0913, PLR0917 - all that the figures are made of
     file: RehearsalFile,
-    group: Group,
-    lives: Mapping[str, VirtualLife],
+    group: DeviceGroup,
+    lives: Mapping[str, SimulatedDevice],
     counted: Counter[str],
     spans: Mapping[str, Span],
     days: float,
@@ -209,10 +207,6 @@ def _group(  # noqa: PLR0913, PLR0917 - all that the figures are made of
         held_hours={why: seconds / HOUR_S / count / days for why, seconds in longest},
         emptied=sum(one.emptied for one in used),
     )
-
-
-def _those(lives: Mapping[str, VirtualLife], names: Iterable[str]) -> dict[str, VirtualLife]:
-    return {name: lives[name] for name in names}
 
 
 def target_day(lines: Sequence[RoundLine], target: float | None, *, less: bool) -> float | None:

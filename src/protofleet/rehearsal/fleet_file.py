@@ -22,7 +22,7 @@ _MOST_DEVICES, _MOST_DAYS = 100_000, 366
 _PAGE = "docs/rehearse.md"
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Devices of a kind; their owners differ.
 
     Attributes:
@@ -69,7 +69,7 @@ class RehearsalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     federation: Path
     data: Path
-    groups: tuple[Group, ...]
+    groups: tuple[DeviceGroup, ...]
     days: float = 14.0
     start: str = "08:00"
     seed: int = 0
@@ -99,7 +99,7 @@ class RehearsalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if (total := sum(group.count for group in self.groups)) > _MOST_DEVICES:
             raise InputError(f"groups: expected at most {_MOST_DEVICES} devices, got {total}")
 
-    def hardware_of(self, group: Group) -> Hardware:
+    def hardware_of(self, group: DeviceGroup) -> Hardware:
         """The group's kind of device."""
         return _named("hardware", group.hardware, {**HARDWARE, **self.hardware})
 
@@ -107,7 +107,7 @@ class RehearsalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """A network; None for the empty name."""
         return _named("network", name, {**NETWORKS, **self.networks}) if name else None
 
-    def habits_of(self, group: Group) -> Habits:
+    def habits_of(self, group: DeviceGroup) -> Habits:
         """How the group's owners live."""
         return _named("habits", group.habits, {**HABITS, **self.habits})
 
@@ -122,7 +122,7 @@ class RehearsalFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Seconds from that midnight to the end."""
         return self.start_s + self.days * DAY_S
 
-    def devices(self) -> dict[str, Group]:
+    def devices(self) -> dict[str, DeviceGroup]:
         """Each device's group, by the device's name."""
         return {
             f"{group.name}-{number:0{len(str(group.count))}}": group

@@ -12,8 +12,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
+from protofleet.bundle.manifest import Manifest
+from protofleet.datasets import load_device_data
+from protofleet.edge.learning.training import LocalData, check_data
 from protofleet.errors import InputError
 from protofleet.experiments._worker import WorkerSpec, WorkerTask
 from protofleet.experiments.calibrating import calibrate
@@ -27,8 +29,8 @@ from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.world.habits import DAY_S, changes
 from protofleet.firmware_sim.world.hardware import HostSpeed, Span, measure_host
-from protofleet.firmware_sim.world.life import Surroundings, VirtualLife
 from protofleet.firmware_sim.world.network import Network
+from protofleet.firmware_sim.world.simulated_device import SimulatedDevice, Surroundings
 from protofleet.rehearsal.answer import (
     Answer,
     group_answers,
@@ -36,7 +38,7 @@ from protofleet.rehearsal.answer import (
     round_line,
     target_day,
 )
-from protofleet.rehearsal.fleet_file import Group, RehearsalFile, owners_of
+from protofleet.rehearsal.fleet_file import DeviceGroup, RehearsalFile, owners_of
 from protofleet.rehearsal.simulation import RehearsedRound, Simulation
 from protofleet.rehearsal.training import RealTraining, SizesOnly
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -52,7 +54,7 @@ Told = Callable[[str, RehearsedRound], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class RoundCost:
     """What a local round costs.
 
     Attributes:
@@ -135,10 +137,11 @@ class Rehearsal:
         config = msgspec.structs.replace(config, seed=config.seed + seed)
         declared, owners = make_plan(config), owners_of(self.file)
         _check(declared)
+        counts = _examples(owners.values(), declared.bundle.manifest)
+        examples = {name: counts[path] for name, path in owners.items()}
         calibration = self._calibration(declared, owners)
         plan = declared if calibration is None else declared.calibrated(calibration.lr)
         spec = _spec(plan, owners)
-        examples = {name: _examples(path) for name, path in owners.items()}
         costs = self._costs(plan, spec, examples)
         if self.trains:
             _check_room(costs, len(owners))
@@ -164,8 +167,8 @@ class Rehearsal:
             groups=group_answers(self.file, lives, rounds, spans, days),
             rounds=lines,
             finished=simulation.finished,
-            late_updates=simulation.wasted,
-            refused=len(real.refused),
+            late_updates=simulation.late_updates,
+            refused=tuple(real.refused),
             target_d=target_day(lines, self.file.target, less=less),
             outcome=outcome_of(task, real.owners) if self.trains else None,
             early_end=simulation.early_end,
@@ -179,7 +182,7 @@ class Rehearsal:
             return None
         return calibrate(owners, declared, _spec(declared, owners), self.opened, self.folder)
 
-    def _costs(self, plan: Plan, spec: WorkerSpec, examples: Mapping[str, int]) -> Costs:
+    def _costs(self, plan: Plan, spec: WorkerSpec, examples: Mapping[str, int]) -> RoundCost:
         """Measured on the owners with the most, the fewest and a middle number of examples."""
         ordered = sorted(examples, key=lambda name: (examples[name], name))
         places = {round(one * (len(ordered) - 1) / (_TRIED - 1)) for one in range(_TRIED)}
@@ -192,14 +195,14 @@ class Rehearsal:
             for _ in range(_PASSES):
                 results = [_timed(workers, task) for task in tasks]
         trained = sum(seconds for seconds, _ in results) / sum(examples[name] for name in tried)
-        return Costs(
+        return RoundCost(
             host=self.host,
             example_s=self.file.step_s or trained,
             up_bytes=ceil(sum(size for _, size in results) / len(results)),
             down_bytes=ceil(sum(len(one.blob) for one in sent.values()) / len(sent)),
         )
 
-    def _spans(self, costs: Costs, examples: Mapping[str, int]) -> dict[str, Span]:
+    def _spans(self, costs: RoundCost, examples: Mapping[str, int]) -> dict[str, Span]:
         """How long each device trains for a round."""
         found = {}
         for name, group in self.file.devices().items():
@@ -210,15 +213,15 @@ class Rehearsal:
             )
         return found
 
-    def _lives(self, seed: int) -> dict[str, VirtualLife]:
+    def _lives(self, seed: int) -> dict[str, SimulatedDevice]:
         days = ceil(self.file.end_s / DAY_S) + 1
         lives = {}
         for number, (name, group) in enumerate(self.file.devices().items()):
             around = self._around(group, days, (self.file.seed + seed, number))
-            lives[name] = VirtualLife.at(around, self.file.start_s)
+            lives[name] = SimulatedDevice.at(around, self.file.start_s)
         return lives
 
-    def _around(self, group: Group, days: int, seed: tuple[int, int]) -> Surroundings:
+    def _around(self, group: DeviceGroup, days: int, seed: tuple[int, int]) -> Surroundings:
         hardware = self.file.hardware_of(group)
         return Surroundings(
             hardware=hardware,
@@ -258,7 +261,7 @@ def _check(plan: Plan) -> None:
             )
 
 
-def _check_room(costs: Costs, devices: int) -> None:
+def _check_room(costs: RoundCost, devices: int) -> None:
     """Whether this machine can hold what the devices keep of two rounds."""
     each = _ROUNDS_KEPT * (costs.up_bytes + costs.down_bytes)
     if "SC_AVPHYS_PAGES" not in os.sysconf_names:
@@ -283,13 +286,17 @@ def _spec(plan: Plan, owners: Mapping[str, Path]) -> WorkerSpec:
     )
 
 
-def _examples(path: Path) -> int:
-    """Training examples of an owner's file."""
-    try:
-        with np.load(path) as arrays:
-            return len(arrays["y_train"])
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: expected an owner's data (y_train …): {error}") from error
+def _examples(owners: Iterable[Path], manifest: Manifest) -> dict[Path, int]:
+    """Training examples in each owner's file, which has to fit the bundle."""
+    found = {}
+    for path in set(owners):
+        data = load_device_data(path, tokens=manifest.preprocessing.tokens is not None)
+        try:
+            check_data(LocalData(own=data), manifest)
+        except InputError as error:
+            raise InputError(f"data '{path}': {error}") from error
+        found[path] = len(data.y_train)
+    return found
 
 
 def varied(config: FederationConfig, settings: Iterable[tuple[str, Any]]) -> FederationConfig:

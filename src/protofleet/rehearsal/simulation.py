@@ -32,7 +32,7 @@ from protofleet.federation.schedules.schedule import (
     Tick,
     UpdateStored,
 )
-from protofleet.firmware_sim.world.life import Phase, VirtualLife, Work
+from protofleet.firmware_sim.world.simulated_device import Phase, SimulatedDevice, Work
 from protofleet.rehearsal.training import ClosedRound, Training
 
 NOTICED_S = 60.0
@@ -83,13 +83,13 @@ class Simulation:
 
     Attributes:
         early_end: after which round the run ends before its last one; None: it does not.
-        wasted: updates that came too late to count.
+        late_updates: updates that came too late to count.
     """
 
     def __init__(
         self,
         plan: Plan,
-        lives: Mapping[str, VirtualLife],
+        lives: Mapping[str, SimulatedDevice],
         train_s: Mapping[str, float],
         up_bytes: int,
         training: Training,
@@ -109,7 +109,7 @@ class Simulation:
         self._trained: list[tuple[str, int]] = []
         self._finished = False
         self.early_end: EarlyEnd | None = None
-        self.wasted = 0
+        self.late_updates = 0
         self._early = EarlyStopping(plan.config.stop, plan.bundle.manifest.task)
         self._set_rounds(plan.config.rounds)
 
@@ -122,7 +122,7 @@ class Simulation:
         self._now = start_s
         self._do(actions)
         for number in range(len(self._names)):
-            self._live(number, start_s)
+            self._live(number)
         while not self._finished and self._queue:
             at_s, kind, number, version = heapq.heappop(self._queue)
             if at_s > end_s:
@@ -153,23 +153,23 @@ class Simulation:
     def _happen(self, kind: _Kind, number: int, version: int) -> None:
         if kind is _Kind.LIFE:
             if version == self._versions[number]:
-                self._live(number, self._now)
+                self._live(number)
         elif kind is _Kind.GONE:
             if self._gone.pop(number, None) == self._now:
                 self._depart(number)
         elif self._now == self._ticks_s:
             self._step(Tick())
 
-    def _live(self, number: int, now: float) -> None:
+    def _live(self, number: int) -> None:
         """Bring a device to the present, and tell the schedule what shows from outside."""
         name = self._names[number]
         life = self._lives[name]
-        life.advance(now)
+        life.advance(self._now)
         self._phases(name, life)
         self._presence(number, life)
         self._wake(number, life)
 
-    def _phases(self, name: str, life: VirtualLife) -> None:
+    def _phases(self, name: str, life: SimulatedDevice) -> None:
         while (work := life.work) is not None and (done := life.finished()) is not None:
             if done is Phase.TRAIN:
                 self._trained.append((name, work.round_id))
@@ -178,11 +178,11 @@ class Simulation:
 
     def _delivered(self, name: str, round_id: int) -> None:
         if self._schedule.refusal(self._state, name, round_id) is not None:
-            self.wasted += 1
+            self.late_updates += 1
             return
         self._step(UpdateStored(name))
 
-    def _presence(self, number: int, life: VirtualLife) -> None:
+    def _presence(self, number: int, life: SimulatedDevice) -> None:
         name, is_there = self._names[number], life.is_present
         if is_there:
             self._gone.pop(number, None)
@@ -200,7 +200,7 @@ class Simulation:
         self._told[number] = False
         self._step(DeviceDeparted(self._names[number]))
 
-    def _wake(self, number: int, life: VirtualLife) -> None:
+    def _wake(self, number: int, life: SimulatedDevice) -> None:
         self._versions[number] += 1
         self._push(life.next_s, _Kind.LIFE, number, self._versions[number])
 

@@ -39,7 +39,7 @@ def answer_lines(answer: Answer) -> Iterator[str]:
     if answer.late_updates:
         yield f"{answer.late_updates} updates came too late to count; round.deadline_s may be short"
     if answer.refused:
-        yield f"{answer.refused} updates broke a rule and did not count"
+        yield f"{len(answer.refused)} updates broke a rule, such as {answer.refused[0]}"
     integers, floats = answer.host.primes / PI_4_PRIMES, answer.host.gflops / PI_4_GFLOPS
     yield (
         f"times follow from {answer.example_s * 1000:.3g} ms for an example on this machine, which "

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from protofleet.edge.owner.policy import Policy
 from protofleet.firmware_sim.world.habits import DAY_S, HOUR_S, Habits, Window, changes
 from protofleet.firmware_sim.world.hardware import Hardware, Span
-from protofleet.firmware_sim.world.life import Phase, Surroundings, VirtualLife, Work
 from protofleet.firmware_sim.world.network import Network
+from protofleet.firmware_sim.world.simulated_device import (
+    Phase,
+    SimulatedDevice,
+    Surroundings,
+    Work,
+)
 
 _ONE = Span(low=1.0, likely=1.0, high=1.0)
 _MAINS = Hardware(speed=_ONE, memory_mb=512, train_w=_ONE, idle_w=1.0)
@@ -34,7 +39,7 @@ _WORK = Work(round_id=1, down_bytes=50_000.0 - _DOWN, train_s=60.0, up_bytes=10_
 def _life(
     *, hardware=_MAINS, habits=None, policy=None, away=None, home=_LINK, days=3, keepalive_s=30.0
 ):
-    return VirtualLife.at(
+    return SimulatedDevice.at(
         Surroundings(
             hardware=hardware,
             home=home,
@@ -205,7 +210,7 @@ def test_looking_at_it_in_between_changes_nothing(stops, seed):
     )
 
     def lived(marks):
-        life = VirtualLife(
+        life = SimulatedDevice(
             Surroundings(
                 hardware=_PHONE,
                 home=_LINK,

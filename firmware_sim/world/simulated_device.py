@@ -134,7 +134,7 @@ class Surroundings:
     keepalive_s: float = 30.0
 
 
-class VirtualLife:
+class SimulatedDevice:
     """A device from change to change.
 
     Args:
