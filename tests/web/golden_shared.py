@@ -16,7 +16,8 @@ from protofleet.wire.codecs import NAMES
 from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX, Channel
 
 _CONSTANTS = {
-    "wire/messages": "MAX_MESSAGE_BYTES RECEIPT_DIGITS PROTOCOL_MINOR MOST_RATES MOST_CALIBRATING",
+    "wire/messages": "MAX_MESSAGE_BYTES RECEIPT_DIGITS PROTOCOL_MINOR MOST_RATES MOST_CALIBRATING "
+    "MOST_RECEIPTS",
     "wire/transfers/chunks": "HEADER_BYTES MAX_PACKET_BYTES RESERVED_BYTES MAX_PAYLOAD_BYTES "
     "MAX_DATA_BYTES MIN_DATA_BYTES MAX_CHUNKS",
     "wire/transfers/sender": "REPEAT_S REPEAT_MAX_S",
@@ -38,7 +39,7 @@ _CONSTANTS = {
     "edge/learning/training": "EVALUATION_BATCH",
 }
 """By module: constants that the browser's module has under the same names."""
-_RECORDS = (
+RECORDS = (
     messages.Presence,
     messages.Announcement,
     messages.TransferOffer,
@@ -67,7 +68,7 @@ def facts() -> dict[str, Any]:
             name: {"tasks": list(one.tasks), "partial_work": one.partial_work}
             for name, one in DESCRIPTIONS.items()
         },
-        "records": {one.__struct_config__.tag: _fields(one) for one in _RECORDS},
+        "records": {one.__struct_config__.tag: _fields(one) for one in RECORDS},
     }
 
 

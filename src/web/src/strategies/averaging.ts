@@ -11,7 +11,7 @@ import type { Network, Tensors } from "../tensors/tensors.ts";
 import { LOCAL_INIT, localAggregation } from "./ala.ts";
 import {
   CHANGE, checkNames, clientInit, clientModel, initialPayload, merged, networkTensors, numbersOf, numExamples, PARAMS, personalNames, prefixed,
-  selected, tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
+  scored, selected, tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
 } from "./common.ts";
 import { choice } from "./settings.ts";
 import type { Settings } from "./settings.ts";
@@ -58,7 +58,9 @@ export interface ReceivedModel {
   readonly head: readonly string[];
   /** Mixing weights to keep beside the model, by their names in a client's state. */
   readonly alaWeights: Tensors;
-  /** The early score, if one is asked for. */
+  /** The score before training, if one is asked for. */
+  readonly early: Evaluation | null;
+  /** Of another model than the one that is trained here; null: of that one. */
   readonly evaluation: Evaluation | null;
 }
 
@@ -117,7 +119,7 @@ export function receive(context: AveragingContext, state: ClientState, payload: 
 
 /** A model with which nothing has been done yet. */
 export function startOf(model: Model, state: ClientState, payload: Payload, network: Network): ReceivedModel {
-  return { state, payload, network, head: model.head, alaWeights: new Map(), evaluation: null };
+  return { state, payload, network, head: model.head, alaWeights: new Map(), early: null, evaluation: null };
 }
 
 /**
@@ -166,7 +168,7 @@ export async function initialise(
 ): Promise<ReceivedModel> {
   const start = await localInit(settings, received, tools, fit);
   if (!scoredEarly(settings, start.payload)) return start;
-  return { ...start, evaluation: await tools.evaluate(start.network) };
+  return { ...start, early: await tools.evaluate(start.network) };
 }
 
 /** Whether the client's model is scored before it trains. */
@@ -180,7 +182,7 @@ export interface Beside {
   readonly send: Tensors;
 }
 
-/** What the device keeps, and the update with the tensors of `shared`; scores what was not scored early. */
+/** What the device keeps, and the update with the tensors of `shared`. */
 export async function finishRound(
   start: ReceivedModel,
   trained: Trained,
@@ -189,7 +191,7 @@ export async function finishRound(
   beside: Beside = { keep: new Map(), send: new Map() },
 ): Promise<readonly [ClientState, Update]> {
   const kept: Tensors = networkTensors(trained.network);
-  const evaluation = start.evaluation ?? (await tools.evaluate(trained.network));
+  const evaluation = start.evaluation ?? (await scored(start.early, trained.network, tools));
   const update = updateOf(tools, start.payload, {
     tensors: merged(selected(kept, shared), beside.send),
     evaluation,

@@ -176,6 +176,13 @@ export function merged(...maps: readonly Tensors[]): Map<string, Tensor> {
   return new Map(maps.flatMap((map) => [...map]));
 }
 
+/** The scores of a trained model, or those from before with its own as `after_fit`. */
+export async function scored(early: Evaluation | null, network: Network, tools: ClientTools): Promise<Evaluation> {
+  if (early === null) return tools.evaluate(network);
+  const after = await tools.statistics(network);
+  return after === null ? early : { ...early, more: new Map([...early.more, ["after_fit", after]]) };
+}
+
 /** The update of a round; `tensors` are what travels. */
 export function updateOf(
   tools: ClientTools,

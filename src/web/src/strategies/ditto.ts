@@ -7,7 +7,9 @@
 
 import { averaging, finishRound, localInit, receive, scoredEarly, SHARED_TRAINING, shareAll } from "./averaging.ts";
 import type { AveragingContext } from "./averaging.ts";
-import { clientModel, copied, merged, networkNames, networkTensors, PARAMS, prefixed, withoutPrefix } from "./common.ts";
+import {
+  clientModel, copied, merged, networkNames, networkTensors, PARAMS, prefixed, scored, withoutPrefix,
+} from "./common.ts";
 import { MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
@@ -46,7 +48,7 @@ async function clientUpdate(
   // Algorithm 1: the gradient of F_k at v_k, plus lambda (v_k - w^t).
   const fit = { proximal: { mu: settings.lam, reference: start.network.params } };
   const own = await train(personal, tools.training, training, fit);
-  const evaluation = early ?? (await tools.evaluate(own.network));
+  const evaluation = await scored(early, own.network, tools);
   const [kept, update] = await finishRound({ ...start, evaluation }, trained, tools, shared);
   const needed = [...kept.tensors].filter(([name]) => settings.localInit !== null || !name.startsWith(PARAMS));
   const tensors = merged(networkTensors(own.network), prefixed(SHARED, new Map(needed)));

@@ -35,6 +35,7 @@ const SETTINGS = {
   regulariser: choice("mean", ["mean", "sum"]),
   /** The server's: how it merges, and how it drives the first prototypes apart. */
   prototype_sum: choice("normalised", ["normalised", "printed"]),
+  start: choice("auto", ["auto", "spread", "bundle"]),
   sphere_steps: whole(1000, 0, MOST_PASSES),
   sphere_lr: real(0.1, 0, MOST_LR),
   sphere_momentum: real(0.9, 0, 1),

@@ -3,7 +3,7 @@
 import type { Layout, Network } from "../tensors/tensors.ts";
 import {
   clientInit, clientModel, initialPayload, merged, networkTensors, otherParameterNames, parameterNames, personalNames, prefixed,
-  selected, sharedLayout, unpackNetwork, updateOf, withoutPrefix,
+  scored, selected, sharedLayout, unpackNetwork, updateOf, withoutPrefix,
 } from "./common.ts";
 import { localPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms, prototypeInputs } from "./prototypes.ts";
 import { choice, MOST_BATCH, MOST_PASSES, optional, parseSettings, real, text, whole } from "./settings.ts";
@@ -74,12 +74,11 @@ async function clientUpdate(
   const network = unpackNetwork(merged(state.tensors, payload.tensors), model);
   const before = await tools.evaluate(network);
   const [head, body] = await twoPhases(context, network, [state, payload], tools);
-  const after = await tools.statistics(body.network);
   const kept = networkTensors(body.network);
   const own = await localPrototypes(model, body.network, tools);
   const update = updateOf(tools, payload, {
     tensors: merged(selected(kept, shared), new Map([[PROTOTYPES, own]])),
-    evaluation: { ...before, more: new Map(after === null ? [] : [["after_fit", after]]) },
+    evaluation: await scored(before, body.network, tools),
     loss: body.loss,
   });
   const tensors = merged(kept, prefixed(HEAD, head.moments), prefixed(BODY, body.moments));

@@ -9,7 +9,7 @@ import { RefusedError } from "../errors.ts";
 import {
   BIG_WHOLE, BOOLEAN, BYTES, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, STALENESS, TEXT,
   WHOLE,
-  group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
+  absent, between, group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
 } from "./schema.ts";
 
 export const PROTOCOL_MINOR = 1;
@@ -26,6 +26,8 @@ const WORD = text(64);
 const CONDITION = textLike(/^[a-z0-9-]{1,32}$/);
 /** The first digits of a transfer id. */
 export const RECEIPT_DIGITS = 12;
+/** In an announcement. */
+export const MOST_RECEIPTS = 2048;
 const RECEIPT_NAME = textLike(/^[0-9a-f]{12}$/);
 const MINOR = optional(WHOLE, PROTOCOL_MINOR);
 
@@ -79,14 +81,14 @@ const PRESENCE = schema("presence", {
   layout_hash: optional(WORD, ""),
   num_examples: optional(WHOLE, 0),
   class_counts: optional(list(WHOLE), []),
-  strategies: optional(list(WORD), []),
+  strategies: optional(list(WORD, { most: 256 }), []),
   chunk_bytes: optional(COUNT, 0),
-  held: optional(list(CONDITION), []),
+  held: optional(list(CONDITION, { most: 16 }), []),
   sequence: optional(COUNT, 0),
   takes_bundles: optional(BOOLEAN, false),
   progress: optional(nullable(BUNDLE_PROGRESS), null),
   handshake: optional(nullable(DEVICE_HANDSHAKE), null),
-  calibration: optional(nullable(CALIBRATION_ANSWER), null),
+  calibration: absent(CALIBRATION_ANSWER),
 }, ["calibration"]);
 
 const ANNOUNCEMENT = schema("announcement", {
@@ -103,13 +105,13 @@ const ANNOUNCEMENT = schema("announcement", {
   spread_s: optional(NUMBER_FROM_0, 0),
   hold: optional(WORD, ""),
   epoch: optional(EPOCH, 0),
-  bundles: optional(list(WORD), []),
+  bundles: optional(list(WORD, { most: 8 }), []),
   withdrawal: optional(text(4096), ""),
   staleness: optional(STALENESS, 0),
   run_id: optional(WORD, ""),
-  receipts: optional(list(RECEIPT_NAME), []),
+  receipts: optional(list(RECEIPT_NAME, { most: MOST_RECEIPTS }), []),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
-  calibration: optional(nullable(CALIBRATION_ORDER), null),
+  calibration: absent(CALIBRATION_ORDER),
 }, ["calibration"]);
 
 const TRANSFER_OFFER = schema("manifest", {
@@ -131,7 +133,7 @@ const TRANSFER_OFFER = schema("manifest", {
  * What personal models do for other owners: how many have told, their mean gain as a share of the examples or of the
  * error that there was, and how far that of another owner lies from it.
  */
-const FLEET_GAIN = group({ owners: COUNT, mean: NUMBER, sd: NUMBER_FROM_0 });
+const FLEET_GAIN = group({ owners: COUNT, mean: between(-1, 1), sd: between(0, 10) });
 
 const TASK = schema("task", {
   task: oneOf("train", "finish"),
@@ -150,7 +152,7 @@ const TASK = schema("task", {
   work: optional(SHARE, 1),
   epoch: optional(EPOCH, 0),
   shared: optional(WORD, ""),
-  fleet: optional(nullable(FLEET_GAIN), null),
+  fleet: absent(FLEET_GAIN),
 }, ["fleet"]);
 
 const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });

@@ -16,6 +16,8 @@ import { type Action, type Send, transferId } from "./transfer.ts";
 /** Receipts that are remembered, so that a repeated offer is answered again without another fetch. */
 const SETTLED_MAX = 100;
 const REASON_CHARS = 500;
+/** Characters of what was sent in a reason. */
+const SHOWN = 64;
 const DIGEST = /^[0-9a-f]{64}$/;
 
 export interface ReceiverOptions {
@@ -178,7 +180,7 @@ export class Receiver {
     const id = await transferId(offer.sha256, this.#options.deviceId, offer.round_id);
     const within = (bytes: number): boolean => 1 <= bytes && bytes <= most;
     const rules: readonly (readonly [string, boolean, string, string | number])[] = [
-      ["codec", NAMES.includes(offer.codec), `codec in ${NAMES.join(", ")}`, offer.codec],
+      ["codec", NAMES.includes(offer.codec), `codec in ${NAMES.join(", ")}`, offer.codec.slice(0, SHOWN)],
       ["blob-size", within(offer.total_bytes), `1 to ${most} bytes`, offer.total_bytes],
       [
         "raw-bytes",
@@ -190,7 +192,7 @@ export class Receiver {
         "base",
         offer.base === "" || DIGEST.test(offer.base),
         "a base of 64 hexadecimal digits, or none",
-        offer.base,
+        offer.base.slice(0, SHOWN),
       ],
       [
         "chunk-bytes",

@@ -101,6 +101,11 @@ export function optional<T>(field: Field<T>, fallback: T): OptionalField<T> {
   return { ...field, fallback };
 }
 
+/** A field that is left out where there is nothing to say; here it is null then. */
+export function absent<T>(field: Field<T>): OptionalField<T | null> {
+  return { read: field.read, write: (value) => (value === null ? "null" : field.write(value)), fallback: null };
+}
+
 export const TEXT: Field<string> = {
   read: (value, where) => (typeof value === "string" ? value : fail(where, "text", value)),
   write: JSON.stringify,
@@ -160,6 +165,11 @@ export const NUMBER: Field<number> = {
 };
 
 export const NUMBER_FROM_0: Field<number> = checked(NUMBER, (value) => value >= 0, "a number from 0");
+
+/** A number of which both ends belong to the range. */
+export function between(least: number, most: number): Field<number> {
+  return checked(NUMBER, (value) => value >= least && value <= most, `${least} to ${most}`);
+}
 
 /** A part of a whole, and not none of it. */
 export const SHARE: Field<number> = checked(NUMBER, (value) => value > 0 && value <= 1, "a share above 0 up to 1");

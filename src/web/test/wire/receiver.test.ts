@@ -1,12 +1,15 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { test } from "node:test";
 
 import { ChunkCipher, pack, parse } from "../../src/wire/chunks.ts";
 import { SILENT_ASKS_MAX } from "../../src/wire/inbound.ts";
-import { type TransferOffer, message } from "../../src/wire/messages.ts";
+import { type TransferOffer, decode, message } from "../../src/wire/messages.ts";
 import type { Receiver } from "../../src/wire/receiver.ts";
 import { transferId } from "../../src/wire/transfer.ts";
-import { CHUNK, LIMIT, answersIn, blobOf, chunksOf, offerOf, receiverOf } from "./channel.ts";
+import { writtenByPython } from "../python.ts";
+import { CHUNK, answersIn, blobOf, chunksOf, offerOf, receiverOf } from "./channel.ts";
 import { MemoryBlobs } from "./memory_blobs.ts";
 
 const KEY = "00".repeat(32);
@@ -56,37 +59,28 @@ test("done is answered after a restart that remembers", async () => {
   assert.deepEqual(answersIn(await receiver.expect(offer, 0)).map((answer) => answer.type), ["receipt"]);
 });
 
-const CHANGES: readonly (readonly [string, Partial<TransferOffer>])[] = [
-  ["blob-size", { total_bytes: LIMIT + 1 }],
-  ["blob-size", { total_bytes: 0 }],
-  ["blob-size", { total_bytes: -1 }],
-  ["chunk-bytes", { chunk_bytes: 255 }],
-  ["chunk-bytes", { chunk_bytes: 65_000 }],
-  ["codec", { codec: "zip" }],
-  ["codec", { codec: "raw+zlib" }],
-  ["raw-bytes", { codec: "int8+zlib", raw_bytes: LIMIT + 1 }],
-  ["base", { base: "AB" }],
-  ["key", { key: KEY }],
-  ["transfer-id", { transfer_id: "0".repeat(32) }],
-  ["transfer-id", { round_id: 2 }],
-  ["transfer-id", { sha256: "00".repeat(32) }],
-];
-
-for (const [rule, change] of CHANGES) {
-  test(`an offer is rejected by rule ${rule} and leaves nothing: ${JSON.stringify(change)}`, async () => {
-    const blobs = new MemoryBlobs();
-    const offer = { ...(await offerOf(blobOf(500))), ...change };
-    const [answer] = answersIn(await receiverOf(blobs).expect(offer, 0));
-    assert.ok(answer?.type === "receipt" && answer.status === "reject");
-    assert.equal(answer.rule, rule);
-    assert.equal(blobs.kept.size, 0);
-  });
+interface Offer {
+  readonly sealed: boolean;
+  readonly offer: string;
+  readonly rule: string;
+  readonly reason: string;
 }
 
-test("where there are keys an offer names one", async () => {
-  const offer = await offerOf(blobOf(500));
-  const [answer] = answersIn(await receiverOf(new MemoryBlobs(), true).expect(offer, 0));
-  assert.ok(answer?.type === "receipt" && answer.rule === "key");
+const OFFERS = JSON.parse(readFileSync(join(writtenByPython("golden_messages.py"), "offers.json"), "utf8")) as readonly Offer[];
+
+test("an offer is rejected by the rule that Python names, in its words, and leaves nothing", async () => {
+  assert.ok(OFFERS.length > 30);
+  for (const { sealed, offer, rule, reason } of OFFERS) {
+    const blobs = new MemoryBlobs();
+    const [answer] = answersIn(await receiverOf(blobs, sealed).expect(decode(new TextEncoder().encode(offer), "manifest"), 0));
+    if (rule === "") {
+      assert.equal(answer?.type, "need", offer);
+      continue;
+    }
+    assert.ok(answer?.type === "receipt" && answer.status === "reject", offer);
+    assert.deepEqual([answer.rule, answer.reason], [rule, reason], offer);
+    assert.equal(blobs.kept.size, 0);
+  }
 });
 
 test("chunks outside the grid are refused and change nothing", async () => {
