@@ -8,8 +8,6 @@ from typing import Literal
 from msgspec import UNSET
 
 from protofleet.coordinator.parts import Devices, Run
-from protofleet.coordinator.process.lease import Lease
-from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedules.schedule import RoundPhase, RoundState
@@ -29,27 +27,17 @@ class Announcer:
     Args:
         run: with the devices' endpoint.
         devices: that answer a roll-call, and what they may not have heard.
-        operation: what the operator wants.
         rollouts: other bundles than the run's, and statements about them.
-        lease: without which another coordinator may serve the same federation.
 
     Attributes:
         boot_id: of this process.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        devices: Devices,
-        *,
-        operation: Operation,
-        rollouts: Rollouts,
-        lease: Lease | None,
-    ) -> None:
+    def __init__(self, run: Run, devices: Devices, rollouts: Rollouts) -> None:
         self._endpoint, self._run_id = run.endpoint, run.ledger.run.run_id
-        self.boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
+        self.boot_id = secrets.token_hex(8) if run.lease is None else run.lease.boot_id
         self._roll_call, self._receipts = devices.roll_call, devices.receipts
-        self._operation, self._rollouts, self._lease = operation, rollouts, lease
+        self._operation, self._rollouts, self._lease = run.operation, rollouts, run.lease
 
     @property
     def idle(self) -> bool:

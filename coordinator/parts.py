@@ -11,6 +11,8 @@ from protofleet.coordinator.devices.reported_usage import ReportedUsage
 from protofleet.coordinator.devices.roll_call import RollCall
 from protofleet.coordinator.devices.troubles import DeviceTroubles
 from protofleet.coordinator.ledger.ledger import Ledger
+from protofleet.coordinator.process.lease import Lease
+from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.reporter import Reporter
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 
@@ -24,12 +26,16 @@ class Run:
         endpoint: to the devices.
         sink: told what happens.
         reporter: told so, where it may be too often.
+        operation: what the operator wants.
+        lease: without which another coordinator may serve the same federation.
     """
 
     ledger: Ledger
     endpoint: CoordinatorEndpoint
     sink: events.Sink
     reporter: Reporter
+    operation: Operation
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

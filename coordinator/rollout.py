@@ -20,7 +20,6 @@ import math
 import time
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 
@@ -33,13 +32,12 @@ from protofleet.coordinator.ledger.rollout_rows import (
     DeviceState,
     Rollout,
     RolloutDevice,
-    RolloutRows,
     RolloutState,
 )
+from protofleet.coordinator.parts import Run
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import UpdateRecord
 from protofleet.federation.schedules.schedule import RoundPhase, RoundState
-from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import BundleOffer, Presence
 
 FIRST_S, LONGEST_S = 60.0, 3600.0
@@ -80,26 +78,15 @@ class Rollouts:
     """The latest roll-out of a run, as its coordinator pursues it.
 
     Args:
-        rows: of the ledger.
-        folder: of the run.
-        endpoint: to the devices.
+        run: with the ledger and the devices' endpoint.
         registry: of devices; it takes those with either bundle.
         plan: of the run, with the bundle that the server has.
-        sink: told what happens.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, each named at the call
-        self,
-        rows: RolloutRows,
-        *,
-        folder: Path,
-        endpoint: CoordinatorEndpoint,
-        registry: Registry,
-        plan: Plan,
-        sink: events.Sink,
-    ) -> None:
-        self._rows, self._folder, self._endpoint = rows, folder / BUNDLES, endpoint
-        self._registry, self._plan, self._sink = registry, plan, sink
+    def __init__(self, run: Run, registry: Registry, plan: Plan) -> None:
+        self._rows, self._folder = run.ledger.rollouts, run.ledger.folder / BUNDLES
+        self._endpoint, self._sink = run.endpoint, run.sink
+        self._registry, self._plan = registry, plan
         self._rollout: Rollout | None = None
         self._devices: dict[str, RolloutDevice] = {}
         self._sent: set[str] = set()

@@ -20,8 +20,6 @@ from protofleet.coordinator.ledger.rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.membership.members import Revocations
 from protofleet.coordinator.parts import Devices, Run
 from protofleet.coordinator.process.expiry import Expiry
-from protofleet.coordinator.process.lease import Lease
-from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
@@ -61,10 +59,8 @@ class Parts:
         attendance: who takes part.
         acceptance: of updates that have arrived.
         announcer: of this process.
-        operation: what the operator wants.
         rollouts: of other bundles.
         results: what is written when the run pauses, stops or ends.
-        lease: without which another coordinator may serve the same federation.
         revocations: of a federation with keys; who is revoked leaves.
         expiry: of a federation with keys; what ends by the calendar is renewed and told.
     """
@@ -75,10 +71,8 @@ class Parts:
     attendance: Attendance
     acceptance: Acceptance
     announcer: Announcer
-    operation: Operation
     rollouts: Rollouts
     results: Results
-    lease: Lease | None = None
     revocations: Revocations | None = None
     expiry: Expiry | None = None
 
@@ -100,9 +94,9 @@ class Service:
         self._registry, self._roll_call = parts.devices.registry, parts.devices.roll_call
         self._troubles, self._arrivals = parts.devices.troubles, parts.acceptance.arrivals
         self._rounds, self._attendance = parts.rounds, parts.attendance
-        self._announcer, self._operation = parts.announcer, parts.operation
+        self._announcer, self._operation = parts.announcer, run.operation
         self._rollouts, self._results = parts.rollouts, parts.results
-        self._lease, self._expiry, self._revocations = parts.lease, parts.expiry, parts.revocations
+        self._lease, self._expiry, self._revocations = run.lease, parts.expiry, parts.revocations
         self._ended = self.switched = self._draining = self._paused = False
 
     def end(self) -> None:

@@ -75,6 +75,8 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         endpoint=endpoint,
         sink=sink,
         reporter=Reporter(plan.config.round.deadline_s, sink),
+        operation=Operation(ledger.control, sink),
+        lease=lease,
     )
     devices = Devices(
         registry=make_registry(server),
@@ -83,16 +85,8 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         receipts=Receipts(ledger),
         troubles=DeviceTroubles(ledger.devices, ledger.device_troubles(), sink),
     )
-    operation = Operation(ledger.control, sink)
-    rollouts = Rollouts(
-        ledger.rollouts,
-        folder=ledger.folder,
-        endpoint=endpoint,
-        registry=devices.registry,
-        plan=plan,
-        sink=sink,
-    )
-    announcer = Announcer(run, devices, operation=operation, rollouts=rollouts, lease=lease)
+    rollouts = Rollouts(run, devices.registry, plan)
+    announcer = Announcer(run, devices, rollouts)
     acceptance = Acceptance(run, rollouts, devices.troubles)
     rounds = make_rounds(server, run, devices, announcer=announcer, acceptance=acceptance)
     return Parts(
@@ -102,10 +96,8 @@ def compose(  # noqa: PLR0913 - what a process has opened, each named at the cal
         attendance=Attendance(rounds, run, devices),
         acceptance=acceptance,
         announcer=announcer,
-        operation=operation,
         rollouts=rollouts,
         results=results,
-        lease=lease,
         revocations=None if members is None else Revocations(members),
         expiry=expiry,
     )

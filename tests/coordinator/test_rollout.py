@@ -16,6 +16,8 @@ from protofleet.coordinator import events
 from protofleet.coordinator.devices.registry import Registry
 from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.coordinator.ledger.rollout_rows import RolloutSettings
+from protofleet.coordinator.parts import Run
+from protofleet.coordinator.process.operation import Operation
 from protofleet.coordinator.publish import (
     plan_in_place,
     publish,
@@ -24,6 +26,7 @@ from protofleet.coordinator.publish import (
     steer,
     take_back,
 )
+from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.rollout import Rollouts
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.plan import make_plan
@@ -49,14 +52,15 @@ class _Fleet:
             silent_after_s=1e9,
         )
         self.endpoint = FakeCoordinatorEndpoint(config.run_dir / "partial", Clock(), [])
-        self.rollouts = Rollouts(
-            self.ledger.rollouts,
-            folder=config.run_dir,
+        sink = self.events.append
+        run = Run(
+            ledger=self.ledger,
             endpoint=self.endpoint,
-            registry=self.registry,
-            plan=self.plan,
-            sink=self.events.append,
+            sink=sink,
+            reporter=Reporter(60.0, sink),
+            operation=Operation(self.ledger.control, sink),
         )
+        self.rollouts = Rollouts(run, self.registry, self.plan)
         self.names = [f"d{number:02}" for number in range(count)]
         for name in self.names:
             self.says(name)

@@ -254,7 +254,7 @@ class Receiver:
             (
                 "codec",
                 offer.codec in codecs.NAMES,
-                f"codec in {codecs.NAMES}",
+                f"codec in {', '.join(codecs.NAMES)}",
                 offer.codec[:64],
             ),
             (
