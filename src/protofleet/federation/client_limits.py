@@ -266,8 +266,9 @@ def by_length(admitted: Sequence[Admitted]) -> list[str]:
     middle = median_norms(one.norms for one in admitted)
 
     def farthest(one: Admitted) -> float:
-        tiny = np.finfo(float).tiny
-        return max((norm / max(middle[g], tiny) for g, norm in one.norms.items()), default=0.0)
+        with np.errstate(over="ignore"):  # where most have not moved, who has is infinitely far
+            tiny = np.finfo(float).tiny
+            return max((norm / max(middle[g], tiny) for g, norm in one.norms.items()), default=0.0)
 
     return [one.record.client_id for one in sorted(admitted, key=farthest, reverse=True)]
 
