@@ -39,7 +39,7 @@ class FleetGains:
                 known = told.start is not None
                 self._starts[name] = told.start if known else self._start_of(name)
             gain = owner_gain(
-                gain_of(self._task, self._starts[name], told.own), record.held_out or None
+                gain_of(self._task, self._starts[name], told.kept), record.held_out or None
             )
             if gain is not None:
                 self._gains[name] = gain

@@ -126,7 +126,7 @@ class Results:
         start = self._ledger.device_start(device.id)
         told = to_evaluation(replace(device.evaluation, start=start))
         return owner_outcome(
-            device.id, self._about.task, told.start, told.own, told.more.get(ALONE)
+            device.id, self._about.task, told.start, told.kept, told.more.get(ALONE)
         )
 
     def _record(self, traffic: Traffic, outcome: Outcome | None) -> RunRecord:

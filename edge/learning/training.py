@@ -427,7 +427,7 @@ class Learner:
 
 def trained_figures(trained: TrainedRound, task: LearningTask) -> dict[str, Any]:
     """What a person or a program wants to know of a trained round."""
-    own, costs = trained.update.evaluation.own, trained.costs
+    own, costs = trained.update.evaluation.kept, trained.costs
     return {
         "round_id": trained.update.round_id,
         "num_examples": trained.update.num_examples,

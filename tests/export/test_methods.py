@@ -121,6 +121,19 @@ _STEPS = {"sphere_steps": 20}
 _SETTINGS = {"cdfl": {"restarts": 2, "value_range": (-4.0, 4.0)}, "fedhp": _STEPS, "fednh": _STEPS}
 
 
+def test_a_bundle_knows_whether_a_training_has_moved_its_prototypes(
+    exported, tmp_path, signing_key
+):
+    assert not Bundle.open(exported("distances"), any_signer=True).model().trained_prototypes
+    model = perceptron()
+    methods = _methods(model, _ROWS, "fedhp", head_kind="prototypes")
+    (head,) = (part for part in model.modules() if isinstance(part, PrototypeHead))
+    with torch.no_grad():
+        head.prototypes[0] *= 1.01
+    export_bundle(model, methods.spec, out=tmp_path / "t.pfb", key=signing_key[0])
+    assert Bundle.open(tmp_path / "t.pfb", any_signer=True).model().trained_prototypes
+
+
 @pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

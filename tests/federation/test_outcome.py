@@ -119,3 +119,14 @@ def test_an_outcome_follows_round_by_round_and_begins_again_with_other_test_exam
         one = followed(one, "a", "classification", evaluation)
         found.append(one and (one.start, one.end))
     assert found == [None, (0.0, 0.0), (0.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["after_fit", "personalised"])
+def test_an_owner_has_the_model_that_the_device_keeps_and_not_the_one_that_a_paper_scores(name):
+    right, wrong = np.diag([3, 4]).astype(np.int64), np.array([[0, 3], [4, 0]])
+    first = followed(
+        None, "a", "classification", Evaluation(own=wrong, start=wrong, more={name: right})
+    )
+    assert (first.start, first.end, first.gain) == (0.0, 1.0, 1.0)
+    later = followed(first, "a", "classification", Evaluation(own=right, more={name: wrong}))
+    assert (later.start, later.end, later.gain) == (0.0, 0.0, 0.0)

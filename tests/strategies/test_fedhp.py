@@ -88,6 +88,24 @@ def test_the_server_starts_from_anchors_spread_over_the_sphere():
     np.testing.assert_allclose(start, drawn / np.linalg.norm(drawn, axis=1)[:, None], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("start", "trained", "own"),
+    [
+        ("auto", False, False),
+        ("auto", True, True),
+        ("bundle", False, True),
+        ("spread", True, False),
+    ],
+)
+def test_trained_prototypes_are_where_a_bundle_begins(start, trained, own):
+    values = np.arange(320, dtype=np.float32).reshape(10, 32)
+    params = frozen_map({"w": [0, 0], HEAD: values})
+    model = Model(params=params, buffers=frozen_map({}), **{**_TEN, "trained_prototypes": trained})
+    server = fedhp(model, start=start).server_init(model, new_rng())
+    assert np.array_equal(server.tensors[_KEY], values) == own
+    np.testing.assert_array_equal(server.tensors[_KEY], server.tensors["anchors"])
+
+
 def test_only_prototypes_travel_each_way(run):
     strategy = fedhp()
     server = started(strategy)

@@ -159,6 +159,20 @@ def test_directions_start_apart_or_orthogonal():
     assert not np.allclose(rows, other)
 
 
+def test_trained_directions_are_where_a_bundle_begins():
+    """At length 1; the scale has their mean length, so that the outputs stay about as they were."""
+    drawn = _model(features=8, classes=3)
+    rows = np.arange(24).reshape(3, 8)
+    params = {**drawn.params, "head.directions": rows, "head.scale": 2.0}
+    wide = dataclasses.replace(drawn, params=frozen_map(params))
+    lengths = np.linalg.norm(rows, axis=1)
+    for start, trained, own in [("auto", 1, True), ("auto", 0, False), ("bundle", 0, True)]:
+        model = dataclasses.replace(wide, trained_prototypes=bool(trained))
+        state = build("fednh", {"start": start}, model).server_init(model, new_rng()).tensors
+        assert np.allclose(state[_DIRECTIONS], unit(rows), atol=1e-6) == own
+        assert state["params/head.scale"] == pytest.approx(2 * lengths.mean() if own else 2)
+
+
 def test_a_median_leaves_a_liar_s_direction_out():
     strategy = build("fednh", {"smoothing": 0.0, **_FAST}, _model())
     honest = [_update(name, [[1, 0.1], [0, 1]], [1, 1]) for name in "ab"]
@@ -175,7 +189,7 @@ def test_a_median_leaves_a_liar_s_direction_out():
         ({"lr_decay": 1.1}, "setting 'lr_decay'"),
         ({"sphere_steps": -1}, "setting 'sphere_steps'"),
         ({"class_means": "median"}, "`class_means`: expected one of plain, unit"),
-        ({"start": "random"}, "`start`: expected one of orthogonal, spread"),
+        ({"start": "random"}, "`start`: expected one of auto, bundle, orthogonal, spread"),
         ({"local_init": {"kind": "ala"}}, "setting 'local_init'"),
         ({"rho": 0.9}, "unknown key `rho`"),
     ],

@@ -17,6 +17,7 @@ from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.bounds import bounds_of
 from protofleet.strategies.common import CHANGE
 from protofleet.strategies.privacy import Mechanism, PrivateStrategy
+from protofleet.strategies.types import Evaluation
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import CODECS, Codec
@@ -173,6 +174,26 @@ def test_a_model_is_the_same_with_a_training_alone_beside_its_state(federation):
     own, kept = split(beside)
     assert_same(own, state)
     assert kept.tensors.keys() == state.tensors.keys()
+
+
+@pytest.mark.parametrize("score_at", ["start", "end"])
+def test_an_owner_is_told_the_score_of_the_model_that_the_device_keeps(federation, name, score_at):
+    """Whatever moment the paper scores, ``Evaluation.kept`` is of what the device infers with."""
+    case, strategy = federation.case, federation.strategy
+    if hasattr(strategy.settings, "score_at"):
+        strategy = build(name, {**case.settings, "score_at": score_at}, case.model)
+    state, server = strategy.client_init(case.model), federation.server
+    for _ in range(3):
+        tools, _ = case.make_tools("b", _EXAMPLES["b"])
+        tools = dataclasses.replace(
+            tools,
+            evaluate=lambda network, **_: Evaluation(own=network.params.buffer.copy()),
+            statistics=lambda network, **_: network.params.buffer.copy(),
+        )
+        state, update = strategy.client_update(state, strategy.downlink(server, "b"), tools)
+        kept = strategy.client_model(state).params.buffer
+        np.testing.assert_array_equal(update.evaluation.kept, kept)
+        server = federation.aggregate([case.update(update, tools)], server)
 
 
 def test_the_same_rng_gives_the_same_bits(federation):

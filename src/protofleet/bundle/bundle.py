@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
@@ -39,6 +40,10 @@ from protofleet.tensors import Layout, Model, ModelLayer, TensorMap, blobs
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 SUFFIX = ".pfb"
 
+_OF_CLASSES = ("prototypes", "directions")
+"""Last part of a head's parameter that has a row for each class (``export.models.layers``)."""
+_LENGTH = 1e-3
+"""So far from 1 is no rounding."""
 _SIG_BYTES = keys.PUBLIC_KEY_BYTES + keys.SIGNATURE_BYTES
 
 
@@ -136,13 +141,15 @@ class Bundle:
         manifest, program = self.manifest, self.manifest.programs.get("features")
         shapes = {port.key: port.shape for port in program.outputs} if program else {}
         width = shapes.get("features", (0,))[-1]
+        params = self._packed(PARAMS, manifest.params)
         return Model(
-            params=self._packed(PARAMS, manifest.params),
+            params=params,
             buffers=self._packed(STATE, manifest.state),
             input_shape=manifest.preprocessing.input_shape,
             num_classes=len(manifest.classes),
             task=manifest.task,
             head=manifest.head,
+            trained_prototypes=any(_has_moved(name, params[name]) for name in manifest.head),
             features=width if isinstance(width, int) else 0,
             layers=tuple(
                 ModelLayer(
@@ -172,6 +179,13 @@ class Bundle:
     def _packed(self, file: str, declared: Iterable[TensorDecl]) -> TensorMap:
         layout = Layout.of({decl.name: decl.shape for decl in declared})
         return TensorMap.pack(self._tensors(file, declared), layout)
+
+
+def _has_moved(name: str, value: NDArray[Any]) -> bool:
+    """Whether a training has moved prototypes, which are drawn with length 1."""
+    if name.rpartition(".")[2] not in _OF_CLASSES or value.ndim != 2:
+        return False
+    return bool((np.abs(np.linalg.norm(value, axis=1) - 1) > _LENGTH).any())
 
 
 def stored_name(path: Path) -> str:

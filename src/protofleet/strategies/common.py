@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +20,10 @@ from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator, TermsReader
 from protofleet.strategies.settings import parse_record
 from protofleet.strategies.types import (
+    AFTER_FIT,
     ClientState,
+    ClientTools,
+    Evaluation,
     Payload,
     ServerState,
     UnsuitableModelError,
@@ -150,6 +154,14 @@ def client_model(model: Model, state: ClientState) -> Network:
         InputError: a tensor is absent, surplus, or of another shape.
     """
     return unpack_network(state.tensors, model)
+
+
+def scored(early: Evaluation | None, network: Network, tools: ClientTools) -> Evaluation:
+    """The scores of a trained model, or those from before with its own as ``after_fit``."""
+    if early is None:
+        return tools.evaluate(network)
+    after = tools.statistics(network)
+    return early if after is None else replace(early, more={**early.more, AFTER_FIT: after})
 
 
 def ordered(updates: Updates) -> Iterator[Update]:

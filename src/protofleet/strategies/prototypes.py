@@ -18,6 +18,16 @@ ClassRows = NDArray[np.float32]
 """``(C, d)``, one prototype per class."""
 
 
+def begins_with_bundle(start: str, model: Model) -> bool:
+    """Whether the first prototypes are the bundle's own (settings ``start`` of FedHP and FedNH).
+
+    ``auto``: where a training has moved them. What the server draws instead would throw away what
+    the head has learnt: with 20 examples each, owners had 59 where the bundle's model gave 63 and
+    its own prototypes 70 (docs/outcome.md, *few*).
+    """
+    return start == "bundle" or (start == "auto" and model.trained_prototypes)
+
+
 def class_means(
     features: NDArray[np.float32], y: NDArray[np.int64], num_classes: int
 ) -> tuple[ClassRows, NDArray[np.int64]]:

@@ -29,6 +29,7 @@ from protofleet.strategies.common import (
     ordered,
     prefixed,
     prefixed_layout,
+    scored,
     unpack,
     unpack_network,
 )
@@ -70,8 +71,9 @@ class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=
         local_init: ``{kind = "ala", …}``: training starts from a mixture of the client's own shared
             tensors and the received ones; absent: from the received ones.
         score_at: the client's model is scored at the ``end`` of its local training, or at the
-            ``start``, with what it received (and mixed). The fit after the last round is scored at
-            its end in any case.
+            ``start``, with what it received (and mixed); the scores of its end are then told
+            beside it, as ``after_fit``. The fit after the last round is scored at its end in any
+            case.
     """
 
     local_init: Ala | None = None
@@ -88,7 +90,8 @@ class ReceivedModel:
         network: the model; training takes it over.
         head: names of the parameters that the bundle calls its head.
         ala_weights: of adaptive local aggregation, to keep beside the model.
-        evaluation: the early score, if one is asked for.
+        early: the score before training, if one is asked for.
+        evaluation: of another model than the one that is trained here; None: of that one.
     """
 
     state: ClientState
@@ -96,6 +99,7 @@ class ReceivedModel:
     network: Network
     head: tuple[str, ...]
     ala_weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    early: Evaluation | None = None
     evaluation: Evaluation | None = None
 
 
@@ -156,7 +160,7 @@ def initialise(
     start = local_init(settings, start, tools, objective)
     if not scored_early(settings, start.payload):
         return start
-    return replace(start, evaluation=tools.evaluate(start.network))
+    return replace(start, early=tools.evaluate(start.network))
 
 
 def scored_early(settings: SharedTraining, payload: Payload) -> bool:
@@ -177,7 +181,7 @@ def finish_round(  # noqa: PLR0913 - how training went, and what else the method
 
     Args:
         start: how training began.
-        trained: how it ended; scored here if it was not scored early.
+        trained: how it ended.
         tools: the client's.
         shared: prefixed layout of what travels, of parameters and buffers.
         keep: tensors for the device to keep beside the model.
@@ -190,7 +194,7 @@ def finish_round(  # noqa: PLR0913 - how training went, and what else the method
         round_id=round_id,
         num_examples=len(tools.training.y),
         tensors={**{name: kept[name] for name in shared.shapes}, **send},
-        evaluation=start.evaluation or tools.evaluate(trained.network),
+        evaluation=start.evaluation or scored(start.early, trained.network, tools),
         loss=trained.loss,
     )
     return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights, **keep}), update

@@ -72,6 +72,12 @@ class Payload:
     final: bool = False
 
 
+AFTER_FIT = "after_fit"
+"""Name of the scores after local training, of a strategy that has others before it."""
+PERSONALISED = "personalised"
+"""Name of the scores of the network that the device infers with, where ``own`` is of another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What scores are made of, in the form of the bundle's task (``tasks.LearningTask``).
@@ -93,6 +99,11 @@ class Evaluation:
     pooled: Statistics | None = None
     own_loss: float = math.nan
     more: Mapping[str, Statistics] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> Statistics | None:
+        """Of the model that the device has after the round, on its own test part."""
+        return self.more.get(AFTER_FIT, self.more.get(PERSONALISED, self.own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,8 @@ class Model:
         input_shape: of one example.
         task: what the outputs are.
         head: names of the head's parameters; empty: the bundle names none.
+        trained_prototypes: the head has a prototype or direction for each class, and a training has
+            moved them: they are no longer of length 1, as they are drawn.
         features: width d of the features that the head takes; 0: the bundle has none.
         layers: dense layers and convolutions in the order of a forward pass.
         no_layers: what there is in the place of hidden layers and a dense head; empty: both are,
@@ -217,6 +219,7 @@ class Model:
     input_shape: tuple[int, ...]
     task: TaskName = "classification"
     head: tuple[str, ...] = ()
+    trained_prototypes: bool = False
     features: int = 0
     layers: tuple[ModelLayer, ...] = ()
     no_layers: str = ""

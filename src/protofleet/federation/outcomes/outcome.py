@@ -185,8 +185,8 @@ def followed(
     """
     alone = told.more.get(ALONE)
     if told.start is not None or before is None:
-        return owner_outcome(name, task, told.start, told.own, alone)
-    now = owner_outcome(name, task, told.own, told.own, alone)
+        return owner_outcome(name, task, told.start, told.kept, alone)
+    now = owner_outcome(name, task, told.kept, told.kept, alone)
     if now is None:
         return before
     gain = round(_gain(TASKS[task].owners, before.start, now.end), 6)

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.bounds import LearningRate, Share, Weight
-from protofleet.strategies.common import BUFFERS, PARAMS, prefixed, unpack
+from protofleet.strategies.common import BUFFERS, PARAMS, prefixed, scored, unpack
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.shared_model import (
@@ -136,7 +136,7 @@ class Apfl(SharedModel):
 
         loss = passes(both, training, settings)
         personal.trained(loss)
-        start = replace(start, evaluation=early or tools.evaluate(mixture.network))
+        start = replace(start, evaluation=scored(early, mixture.network, tools))
         kept, update = finish_round(start, shared.trained(loss), tools, self.shared)
         both_kept = keep_both(settings, mixture.network, kept)
         own = _own_tensors(mixture.personal.params, mixture.alpha)

@@ -70,6 +70,7 @@ from protofleet.strategies.common import (
     network_tensors,
     prefixed,
     prefixed_layout,
+    scored,
     unpack,
 )
 from protofleet.strategies.optimisers import Group, Optimiser
@@ -209,7 +210,7 @@ class Apple(Strategy):
             round_id=payload.round_id,
             num_examples=count,
             tensors=prefixed(OWN, mixture.core),
-            evaluation=early or tools.evaluate(personal),
+            evaluation=scored(early, personal, tools),
             loss=loss,
         )
         kept: dict[str, NDArray[Any]] = {

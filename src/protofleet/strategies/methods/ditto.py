@@ -29,7 +29,7 @@ from dataclasses import replace
 import msgspec
 
 from protofleet.strategies.bounds import Passes, Weight
-from protofleet.strategies.common import network_names
+from protofleet.strategies.common import network_names, scored
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.shared_model import (
     SharedModel,
@@ -96,6 +96,6 @@ class Ditto(SharedModel):
         # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
         objective = LocalObjective(proximal=(settings.lam, start.network.params))
         own = train(personal, tools.training, training, objective)
-        start = replace(start, evaluation=early or tools.evaluate(own.network))
+        start = replace(start, evaluation=scored(early, own.network, tools))
         kept, update = finish_round(start, trained, tools, self.shared)
         return keep_both(settings, own.network, kept), update

@@ -23,7 +23,7 @@ Deviations:
       without the last partial one, SGD at 0.005 (convolutions) or 0.1 (ResNet-18, fastText), which
       ten rounds of a few hundred examples hardly move.
     - The whole test part is scored.
-    - Between rounds a device infers with its trained model; Θ̂ is what is scored.
+    - Between rounds a device infers with its trained model: its scores are ``after_fit``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,13 @@ from protofleet.strategies.client_models import (
     stacked,
     with_delivered,
 )
-from protofleet.strategies.common import network_names, network_tensors, prefixed, prefixed_layout
+from protofleet.strategies.common import (
+    network_names,
+    network_tensors,
+    prefixed,
+    prefixed_layout,
+    scored,
+)
 from protofleet.strategies.strategy import Strategy
 from protofleet.strategies.tasks import TASKS, Loss
 from protofleet.strategies.training import ExampleRows, Training, train
@@ -152,7 +158,7 @@ class FedFomo(Strategy):
             round_id=payload.round_id,
             num_examples=len(training.y),
             tensors={**prefixed(OWN, trained.network.params), _WEIGHTS: weights},
-            evaluation=early or tools.evaluate(trained.network),
+            evaluation=scored(early, trained.network, tools),
             loss=trained.loss,
         )
         kept = network_tensors(trained.network)

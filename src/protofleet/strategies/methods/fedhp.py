@@ -33,6 +33,7 @@ Deviations:
       the weighted mean, so another aggregation rule is refused with it.
     - N_i is the sum of the registered counts.
     - In the code the anchors travel in every round, both ways; in the paper once.
+    - A bundle whose prototypes have been trained begins with them (``start = "spread"``: never).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from protofleet.strategies.common import (
     ordered,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd
-from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
+from protofleet.strategies.prototypes import begins_with_bundle, class_counts_of, merge_prototypes
 from protofleet.strategies.strategy import PrivacySupport, Strategy
 from protofleet.strategies.training import LocalObjective, Training, train
 from protofleet.strategies.types import (
@@ -91,6 +92,8 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
         anchor_weight: lambda, the regulariser's weight.
         regulariser: mean (the code) or sum (the paper) over the classes.
         prototype_sum: normalised (the code) or as printed in eq. 5.
+        start: the first prototypes are driven apart (``spread``), or the ``bundle``'s own; by
+            default these where they have been trained.
         sphere_steps, sphere_lr, sphere_momentum, sphere_weight_decay: how the server drives the
             first prototypes apart (``kernels.hyperspherical_prototypes``).
     """
@@ -100,6 +103,7 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     anchor_weight: Weight = 0.1
     regulariser: Literal["mean", "sum"] = "mean"
     prototype_sum: Literal["normalised", "printed"] = "normalised"
+    start: Literal["auto", "spread", "bundle"] = "auto"
     sphere_steps: Annotated[int, Bounds(0, MOST_PASSES)] = 1000
     sphere_lr: LearningRate = 0.1
     sphere_momentum: Share = 0.9
@@ -145,15 +149,16 @@ class FedHp(Strategy):
             )
 
     def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
-        settings = self.settings
-        anchors = hyperspherical_prototypes(
-            *model.params[self.head].shape,
-            rng=rng,
-            steps=settings.sphere_steps,
-            lr=settings.sphere_lr,
-            momentum=settings.sphere_momentum,
-            weight_decay=settings.sphere_weight_decay,
-        )
+        settings, anchors = self.settings, model.params[self.head].copy()
+        if not begins_with_bundle(settings.start, model):
+            anchors = hyperspherical_prototypes(
+                *anchors.shape,
+                rng=rng,
+                steps=settings.sphere_steps,
+                lr=settings.sphere_lr,
+                momentum=settings.sphere_momentum,
+                weight_decay=settings.sphere_weight_decay,
+            )
         tensors: dict[str, NDArray[Any]] = {
             self.prototypes: anchors,
             _ANCHORS: anchors,

@@ -28,6 +28,7 @@ Deviations:
     - The learning rate falls by ``lr_decay`` a round, from the server's first on, and s starts as
       the bundle has it, 1 (the code can fix it at 30).
     - Buffers of the model stay on the device.
+    - A bundle whose directions have been trained begins with them (``start = "spread"``: never).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from protofleet.strategies.optimisers import Adam, Group, Sgd
 from protofleet.strategies.prototypes import (
     ClassRows,
     CollectedRows,
+    begins_with_bundle,
     class_counts_of,
     class_means,
     feature_width,
@@ -69,9 +71,10 @@ from protofleet.strategies.types import (
     WireContents,
     float32_schemas,
 )
-from protofleet.tensors import Layout, Model, Network
+from protofleet.tensors import Layout, Model, Network, Tensors
 
 _DIRECTIONS = "directions"
+_SCALE = "scale"
 _MEANS = "class_means"
 
 
@@ -83,7 +86,8 @@ class FedNHSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
         smoothing: rho, the share of a direction that stays.
         by_examples: clients' parameters count by examples, otherwise alike.
         class_means: sent ``plain`` or scaled to ``unit`` length.
-        start: directions are driven apart (``spread``) or ``orthogonal``.
+        start: directions are driven apart (``spread``), ``orthogonal``, or the ``bundle``'s own;
+            by default these where they have been trained, and else driven apart.
         sphere_steps, sphere_lr, sphere_momentum, sphere_weight_decay: how they are driven apart
             (``kernels.hyperspherical_prototypes``).
     """
@@ -94,7 +98,7 @@ class FedNHSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
     smoothing: Share = 0.9
     by_examples: bool = False
     class_means: Literal["plain", "unit"] = "plain"
-    start: Literal["spread", "orthogonal"] = "spread"
+    start: Literal["auto", "spread", "orthogonal", "bundle"] = "auto"
     sphere_steps: Annotated[int, Bounds(0, MOST_PASSES)] = 1000
     sphere_lr: LearningRate = 0.1
     sphere_momentum: Share = 0.9
@@ -151,19 +155,38 @@ class FedNh(SharedModel):
         self.private = PrivacySupport(baseline=self._baseline, by_class=frozenset({_MEANS}))
 
     def server_init(self, model: Model, rng: np.random.Generator) -> ServerState:
-        settings = self.settings
-        directions = _orthogonal(self.shape, rng)
-        if settings.start == "spread":
-            directions = hyperspherical_prototypes(
-                *self.shape,
-                rng=rng,
-                steps=settings.sphere_steps,
-                lr=settings.sphere_lr,
-                momentum=settings.sphere_momentum,
-                weight_decay=settings.sphere_weight_decay,
-            )
-        tensors = {**prefixed(PARAMS, model.params), self.directions: directions}
+        tensors: dict[str, NDArray[Any]] = prefixed(PARAMS, model.params)
+        if begins_with_bundle(self.settings.start, model):
+            tensors |= self._of_bundle(tensors)
+        else:
+            tensors[self.directions] = self._drawn(rng)
         return ServerState(round_id=0, tensors=tensors)
+
+    def _of_bundle(self, tensors: Tensors) -> dict[str, NDArray[Any]]:
+        """The bundle's directions at length 1, and a scale that has their mean length."""
+        directions = tensors[self.directions].copy()
+        length = np.linalg.norm(directions, axis=1).mean(dtype=np.float64)
+        unit_rows(directions)
+        scale = self.directions.removesuffix(_DIRECTIONS) + _SCALE
+        return {
+            self.directions: directions,
+            scale: np.asarray(tensors[scale] * length, np.float32),
+        }
+
+    def _drawn(self, rng: np.random.Generator) -> NDArray[np.float32]:
+        """Orthogonal directions, or directions driven apart."""
+        settings = self.settings
+        orthogonal = _orthogonal(self.shape, rng)  # the same draws come before, whatever is taken
+        if settings.start == "orthogonal":
+            return orthogonal
+        return hyperspherical_prototypes(
+            *self.shape,
+            rng=rng,
+            steps=settings.sphere_steps,
+            lr=settings.sphere_lr,
+            momentum=settings.sphere_momentum,
+            weight_decay=settings.sphere_weight_decay,
+        )
 
     def client_update(
         self, state: ClientState, payload: Payload, tools: ClientTools

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.bounds import Count, Share
-from protofleet.strategies.common import network_names
+from protofleet.strategies.common import network_names, scored
 from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.shared_model import (
     SharedModel,
@@ -121,7 +121,7 @@ class FedPhp(SharedModel):
             kept = settings.mu * min(count / settings.participations, 1.0)  # μ_t
             _inherit(personal, trained.network, kept)
             count += 1
-        start = replace(start, evaluation=early or tools.evaluate(personal))
+        start = replace(start, evaluation=scored(early, personal, tools))
         shared, update = finish_round(start, trained, tools, self.shared)
         after = keep_both(settings, personal, shared)
         tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}

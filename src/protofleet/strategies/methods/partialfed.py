@@ -148,7 +148,7 @@ class PartialFed(SharedModel):
         received, own = start.network, self.client_model(state)
         if scored_early(settings, payload):
             early = replace(received, params=chosen(received.params, own.params, decisions))
-            start = replace(start, evaluation=tools.evaluate(early))
+            start = replace(start, early=tools.evaluate(early))
         mixture = Mixture(
             layout=received.params.layout,
             grad_fn=tools.training.grad_fns[TASK_LOSS],

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from protofleet.kernels import sgd_step
 from protofleet.strategies.bounds import MOST_BATCH, Bounds, LearningRate
+from protofleet.strategies.common import scored
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.shared_model import (
@@ -119,7 +120,7 @@ class PerFedAvg(SharedModel):
             early = tools.evaluate(_adapted(settings, start.network, training))
         trained = train(start.network, *_meta(settings, training, self.model.params.layout))
         own = _adapted(settings, trained.network, training)
-        start = replace(start, evaluation=early or tools.evaluate(own))
+        start = replace(start, evaluation=scored(early, own, tools))
         kept, update = finish_round(start, trained, tools, self.shared)
         return keep_both(settings, own, kept), update
 

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from protofleet.strategies.bounds import LearningRate, Passes, Weight
+from protofleet.strategies.common import scored
 from protofleet.strategies.methods.fedavg import FedAvg
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.shared_model import (
@@ -128,7 +129,7 @@ class PFedMe(SharedModel):
             return losses[0]
 
         own = trainer.trained(passes(local_round, tools.training, settings))
-        evaluation = early or tools.evaluate(own.network)
+        evaluation = scored(early, own.network, tools)
         start = replace(start, evaluation=_with_shared(evaluation, shared))
         trained = replace(own, network=Network(params=w, buffers=own.network.buffers))
         kept, update = finish_round(start, trained, tools, self.shared)

@@ -36,7 +36,6 @@ Deviations:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -49,6 +48,7 @@ from protofleet.strategies.common import (
     combine_updates,
     network_tensors,
     prefixed,
+    scored,
     shared_layout,
     unpack_network,
 )
@@ -159,7 +159,6 @@ class ProtoHar(Strategy):
         network = unpack_network({**state.tensors, **payload.tensors}, self.model)
         before = tools.evaluate(network)
         head, body = self._two_phases(network, state, payload, tools)
-        after = tools.statistics(body.network)
         model = network_tensors(body.network)
         own = self._local_prototypes(body.network, tools)
         update = Update(
@@ -167,7 +166,7 @@ class ProtoHar(Strategy):
             round_id=payload.round_id,
             num_examples=len(tools.training.y),
             tensors={**{name: model[name] for name in self.shared.shapes}, _PROTOTYPES: own},
-            evaluation=replace(before, more={} if after is None else {"after_fit": after}),
+            evaluation=scored(before, body.network, tools),
             loss=body.loss,
         )
         moments = {**prefixed(_HEAD, head.moments()), **prefixed(_BODY, body.moments())}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
 from protofleet.strategies.methods.cdfl.settings import CdflSettings, pixelised
 from protofleet.strategies.training import ExampleRows, LocalObjective, Trained, Trainer, passes
-from protofleet.strategies.types import ClientTools, Evaluation
+from protofleet.strategies.types import PERSONALISED, ClientTools, Evaluation
 from protofleet.tensors import Network
 
 
@@ -97,7 +97,7 @@ def evaluate(
     scores = tools.evaluate(local.network)
     more = {
         "pixelised": tools.statistics(local.network, view=partial(pixelised, settings)),
-        "personalised": tools.statistics(personal),
+        PERSONALISED: tools.statistics(personal),
     }
     counted = {name: counts for name, counts in more.items() if counts is not None}
     return replace(scores, more={**scores.more, **counted})

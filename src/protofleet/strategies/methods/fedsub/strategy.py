@@ -51,7 +51,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -65,6 +64,7 @@ from protofleet.strategies.common import (
     network_tensors,
     ordered,
     prefixed_layout,
+    scored,
     unpack_network,
 )
 from protofleet.strategies.methods.fedsub.clusters import cluster_by_class
@@ -215,7 +215,6 @@ class FedSub(Strategy):
         before = tools.evaluate(network)
         trained = train(network, tools.training, self.settings)
         kept = network_tensors(trained.network)
-        after = tools.statistics(trained.network)
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
@@ -224,7 +223,7 @@ class FedSub(Strategy):
                 **{name: kept[name] for name in self.shared},
                 **self._by_class(trained.network, tools),
             },
-            evaluation=replace(before, more={} if after is None else {"after_fit": after}),
+            evaluation=scored(before, trained.network, tools),
             loss=trained.loss,
         )
         return ClientState(round_id=payload.round_id, tensors=kept), update
