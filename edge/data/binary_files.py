@@ -1,88 +1,61 @@
-"""Recordings in binary formats, read as tables: each by its package, in the extra ``recordings``.
+"""Recordings in formats that are no tables, read as such: each by its package, in an extra.
 
 - EDF, EDF+ and BDF, of laboratories and hospitals: pyedflib (Kemp and Olivan, "European data format
   'plus'", Clinical Neurophysiology 114, 2003). Signals of one rate are a table; annotations are
   marks.
 - XDF, of Lab Streaming Layer: pyxdf. A stream of numbers is a table; one of texts has marks.
 - FIT, of sports watches: fitdecode. Records of a second or so, with heart rate, cadence and others.
+- Apple Health's export (``health_export.py``), and those of ``clinical_files.py``.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from protofleet.edge.data.csv_rows import ByteStream, PiecedStream
+from protofleet.edge.data import clinical_files, health_export
+from protofleet.edge.data.binary_table import BinaryTable, column, marks_table
 from protofleet.errors import InputError
-
-_ROWS = 4096
-"""That are written at a time."""
-_MARKS = ("start_s", "end_s", "label")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BinaryTable:
-    """Columns of one length.
-
-    Attributes:
-        name: of the table; it may be that of a sensor.
-        header: names of the columns, with units in brackets.
-        columns: numbers, or texts.
-        is_marks: whether it holds what a person has marked.
-    """
-
-    name: str
-    header: tuple[str, ...]
-    columns: tuple[NDArray[Any], ...]
-    is_marks: bool = False
-
-    def stream(self) -> ByteStream:
-        """The table as text."""
-        return PiecedStream(self._pieces())
-
-    def _pieces(self) -> Iterator[bytes]:
-        yield _line(self.header)
-        for begin in range(0, len(self.columns[0]), _ROWS):
-            rows = zip(*(one[begin : begin + _ROWS].tolist() for one in self.columns), strict=True)
-            yield b"".join(map(_line, rows))
-
-
-def _line(cells: Sequence[Any]) -> bytes:
-    texts = ("" if one != one else str(one) for one in cells)  # noqa: PLR0124 - a NaN is no value
-    plain = (one.replace("\n", " ").replace('"', "'") for one in texts)
-    return (",".join(f'"{one}"' if "," in one else one for one in plain) + "\n").encode()
 
 
 def is_binary(path: Path) -> bool:
-    """Whether a file's ending says that it is read here."""
-    return path.suffix.lower() in _READERS
+    """Whether its ending says that it is read here, and where others have that its first bytes."""
+    begins = _BEGINS.get(path.suffix.lower())
+    if begins is None or not path.is_file():
+        return path.suffix.lower() in _READERS
+    with path.open("rb") as file:
+        return begins in file.read(_HEAD_BYTES)
 
 
-def binary_tables(path: Path) -> list[BinaryTable]:
+def binary_tables(path: Path, name: str = "") -> list[BinaryTable]:
     """The tables of a recording.
+
+    Args:
+        path: of the file.
+        name: as messages say it; '': its path.
 
     Raises:
         InputError: it is damaged, or holds nothing that is read.
         ModuleNotFoundError: the package that reads it is not installed.
     """
-    read = _READERS[path.suffix.lower()]
+    read, where = _READERS[path.suffix.lower()], f"data '{name or path}'"
     try:
-        found = read(path)
+        with warnings.catch_warnings(action="ignore"):  # of the packages, about themselves
+            found = read(path)
     except ImportError:
         raise
     except Exception as error:  # the packages raise whatever a damaged file leads to
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"data '{path}': cannot be read ({line[:200]})") from error
+        raise InputError(f"{where}: cannot be read ({line[:200]})") from error
     tables = [one for one in found if len(one.columns[0])]
     if not any(not one.is_marks for one in tables):
-        raise InputError(f"data '{path}': expected readings of sensors, got none")
+        raise InputError(f"{where}: expected readings of sensors, got none")
     return tables
 
 
@@ -100,7 +73,7 @@ def _edf(path: Path) -> list[BinaryTable]:
         ]
         onsets, lasts, texts = file.readAnnotations()
         starts = begun + np.asarray(onsets, np.float64)
-        tables.append(_marks(starts, np.asarray(lasts, np.float64), list(texts)))
+        tables.append(marks_table(starts, np.asarray(lasts, np.float64), list(texts)))
     return tables
 
 
@@ -112,7 +85,7 @@ def _signals(file: Any, places: Sequence[int], rate: float, begun: float) -> Bin
     count = min(map(len, values))
     return BinaryTable(
         name=" ".join(labels),
-        header=("time_s", *map(_named, labels, units)),
+        header=("time_s", *map(column, labels, units)),
         columns=(begun + np.arange(count) / rate, *(one[:count] for one in values)),
     )
 
@@ -127,13 +100,13 @@ def _xdf(path: Path) -> list[BinaryTable]:
         times = np.asarray(stream["time_stamps"], np.float64)
         if isinstance(values, np.ndarray) and values.ndim == 2:
             labels = _channels(info, values.shape[1])
-            header = ("time_s", *(_named(*one) for one in labels))
+            header = ("time_s", *(column(*one) for one in labels))
             columns = (times, *values.T)
             tables.append(BinaryTable(name=info["name"][0], header=header, columns=columns))
         elif len(times):
             texts.append((times, [str(row[0]) for row in values]))
     for times, said in texts:
-        tables.append(_marks(times, np.full(len(times), np.nan), said))
+        tables.append(marks_table(times, np.full(len(times), np.nan), said))
     return tables
 
 
@@ -171,22 +144,8 @@ def _record(frame: Any) -> dict[str, float]:
         if one.name == "timestamp" and hasattr(one.value, "timestamp"):
             found["time_s"] = one.value.timestamp()
         elif isinstance(one.value, int | float) and not isinstance(one.value, bool):
-            found[_named(one.name, one.units or "")] = float(one.value)
+            found[column(one.name, one.units or "")] = float(one.value)
     return found
-
-
-def _marks(
-    starts: NDArray[np.float64], lasts: NDArray[np.float64], texts: Sequence[str]
-) -> BinaryTable:
-    """Marks; one that does not last holds up to the next."""
-    ends = np.where(lasts > 0, starts + lasts, np.nan)
-    said = np.array(list(map(str, texts)), object)
-    return BinaryTable(name="marks", header=_MARKS, columns=(starts, ends, said), is_marks=True)
-
-
-def _named(label: str, unit: str) -> str:
-    name = label.replace(",", " ")
-    return f"{name} [{unit}]" if unit else name
 
 
 _READERS: Mapping[str, Callable[[Path], list[BinaryTable]]] = {
@@ -195,6 +154,14 @@ _READERS: Mapping[str, Callable[[Path], list[BinaryTable]]] = {
     ".xdf": _xdf,
     ".xdfz": _xdf,
     ".fit": _fit,
+    ".xml": health_export.tables,
+    ".hea": clinical_files.wfdb_record,
+    ".avro": clinical_files.empatica_avro,
+    ".cwa": clinical_files.axivity,
+    ".bin": clinical_files.geneactiv,
 }
+_BEGINS = {".xml": b"<HealthData", ".bin": b"Device Identity"}
+"""What stands early in a file whose ending says too little."""
+_HEAD_BYTES = 65_536
 BINARY = frozenset(_READERS)
 """Endings of files that are read here."""

@@ -403,5 +403,5 @@ def _without_unit(name: str) -> str:
 
 def _words(name: str) -> frozenset[str]:
     """Its words in small letters, each as what it is short for."""
-    said = [word.lower() for word in _WORD.findall(name)]
-    return frozenset(_SHORT.get(word, word) for word in said)
+    said = " ".join(word.lower() for word in _WORD.findall(name)).replace("heart rate", "hr")
+    return frozenset(_SHORT.get(word, word) for word in said.split())

@@ -37,7 +37,7 @@ def unknown(count: int, manifest: Manifest) -> NDArray[Any]:
 
 
 class Labels:
-    """Class names and numbers, as a column holds them.
+    """Class names and numbers, as a column holds them; in other letters where that is one class.
 
     Args:
         classes: the bundle's.
@@ -48,12 +48,16 @@ class Labels:
         self._classes, self._where = classes, where
         self._known = {str(k): k for k in range(len(classes))}
         self._known |= {name: k for k, name in enumerate(classes)}
+        small = [name.lower() for name in classes]
+        self._small = {name: k for k, name in enumerate(small) if small.count(name) == 1}
         self._told: set[str] = set()
 
     def index(self, text: str, line: int) -> int:
         """The class's number, -1 for none; a name that is no class is told once."""
         name = text.strip()
         found = self._known.get(name)
+        if found is None and not is_gap(name):
+            found = self._small.get(name.lower())
         if found is not None:
             return found
         if not is_gap(name) and name not in self._told and len(self._told) < _MOST_TOLD:

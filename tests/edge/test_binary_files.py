@@ -13,7 +13,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.data.examples import load_examples
 from protofleet.edge.data.recording_files import recording_files
 from protofleet.edge.data.unbundled import manifest_for
-from protofleet.errors import InputError, MissingDataError
+from protofleet.errors import InputError
 
 pytest.importorskip("pyedflib")
 
@@ -121,10 +121,16 @@ def test_notes_of_a_device_do_not_hide_the_class_in_a_name(tmp_path):
     assert set(y) == {1}
 
 
-def test_a_zip_is_not_unpacked_for_it_and_says_so(tmp_path):
+def test_a_zip_may_hold_some(tmp_path):
     with zipfile.ZipFile(tmp_path / "night.zip", "w") as archive:
-        archive.write(_edf(tmp_path / "night.edf"), "night.edf")
-    with pytest.raises(MissingDataError, match=r"expected files that end in \.csv, \.tsv, \.txt$"):
+        archive.write(_edf(tmp_path / "night.edf", annotations=[(0, 0, "walk")]), "night.edf")
+        archive.writestr("broken/notes.xml", "<notes/>")
+    x, y = _read(tmp_path / "night.zip", _manifest())
+    assert x.shape == (29, 20, 4)
+    assert set(y) == {1}
+    with zipfile.ZipFile(tmp_path / "night.zip", "a") as archive:
+        archive.writestr("broken/night.edf", "nothing of the kind")
+    with pytest.raises(InputError, match=r"night\.zip: broken/night\.edf': cannot be read"):
         recording_files([str(tmp_path / "night.zip")])
 
 

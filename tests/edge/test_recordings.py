@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_named(tmp_path, folder, manifest, monkeypatch):
     with pytest.raises(MissingDataError, match="no such file or folder"):
         recording_files([str(tmp_path / "nowhere")])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MissingDataError, match=r"no table in it; expected files .* \.bdf, \.csv"):
+    with pytest.raises(MissingDataError, match=r"no table in it; expected files .* \.csv, \.cwa"):
         recording_files([str(tmp_path / "empty")])
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 20, 3), np.float32))
     with pytest.raises(InputError, match="expected it alone, or recordings alone"):

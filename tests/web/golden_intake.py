@@ -322,6 +322,7 @@ _CSV = {
         lambda i: f"31.1.2024 1:05:{i / 20:05.2f} PM", count=70
     ).replace("time_s", "date"),
     "a slow clock": _stamped(str, count=70).replace("time_s", "timestamp"),
+    "labels in capital letters": _samples(120, label="Walk"),
     "activities": _samples(70, label="walk").replace("label", "Activity"),
     "words for no value": _samples(120, label="walk")
     .replace("0,-1.5,-0e-1", "NA,null,na")
@@ -396,6 +397,19 @@ def _sensor_table(
     return "\n".join([head, *rows, ""])
 
 
+def _logged(tables: dict[str, str]) -> str:
+    """Sensor Logger's JSON of tables; some of its numbers are texts."""
+    readings: list[dict[str, Any]] = []
+    for sensor, text in tables.items():
+        header, *rows = (line.split(",") for line in text.strip("\n").split("\n"))
+        for k, row in enumerate(rows):
+            said = {
+                n: int(v) if v.isdigit() and k % 2 else v for n, v in zip(header, row, strict=True)
+            }
+            readings.append({"sensor": sensor, **said, "extra": [k, {"no": '"}'}]})
+    return json.dumps(readings)
+
+
 _NS, _MS = 10**9, 1000
 _RECORDINGS: dict[str, dict[str, str]] = {
     "a phone's logger, with marks": {
@@ -404,6 +418,20 @@ _RECORDINGS: dict[str, dict[str, str]] = {
         "AccelerometerUncalibrated.csv": _sensor_table("time,z,y,x", unit=_NS),
         "Annotation.csv": f"time,text\n0,still\n{12 * _NS},walk\n{20 * _NS},\n",
         "Metadata.csv": "version,device name\n3,phone\n",
+    },
+    "a phone's logger as JSON, with marks": {
+        "log.json": _logged(
+            {
+                "Accelerometer": _sensor_table("time,seconds_elapsed,z,y,x", columns=4, unit=_NS),
+                "Gyroscope": _sensor_table("time,x,y,z", rate_hz=20, unit=_NS, late=3),
+                "Annotation": f"time,text\n0,still\n{12 * _NS},walk\n{20 * _NS},\n",
+                "Metadata": "version,device name\n3,phone\n",
+            }
+        ),
+        "notes.json": '{"written by": "another program"}',
+    },
+    "a logger's JSON that is cut off": {
+        "log.json": '[{"sensor": "Accelerometer", "time": "1", "x": "1"}'
     },
     "sensors in a folder that is named after the activity": {
         "walk/Acc.csv": _sensor_table("timestamp [ms],x,y,z", unit=_MS),

@@ -299,7 +299,7 @@ export const FILES = {
   zip: "Several at once, or a ZIP as loggers share them: a table for each sensor, named after it (Accelerometer.csv), and one of marks; or recordings whose names say the activity.",
   each: (where: string, added: string) => `${where}: ${added}`,
   leftOut: (what: string) => `Left out: ${what}.`,
-  other: (name: string) => `“${name}”: expected files that end with .csv, .tsv, .txt, .zip or .npz`,
+  other: (name: string) => `“${name}”: expected files that end with .csv, .tsv, .txt, .json, .zip or .npz`,
 } as const;
 
 /** What is wrong with examples, wherever they come from. */
@@ -390,7 +390,14 @@ export const CSV = {
 export const RECORDINGS = {
   others: (names: string) => `Not used: ${names}.`,
   many: (most: number, got: number) => `recordings: expected at most ${most} tables, got ${got}`,
-  none: (where: string) => `${where}: no table in it; expected files that end in .csv, .tsv or .txt`,
+  none: (where: string) => `${where}: no table in it; expected files that end in .csv, .tsv, .txt or Sensor Logger's .json`,
+  notLogged: (where: string, count: number, why: string) =>
+    `${where}: expected Sensor Logger's JSON, a list of objects with a sensor each; behind ${count} of them ${why}`,
+  noSensor: (where: string, number: number) =>
+    `${where}, object ${number}: expected its 'sensor', a name, as Sensor Logger writes it; of other programs save a CSV`,
+  noReadings: (where: string) => `${where}: expected readings of sensors, got none`,
+  noUtf8: (where: string) => `${where}: expected JSON in UTF-8`,
+  manyNames: (where: string, most: number) => `${where}: expected at most ${most} sensors, and columns of one, got more`,
   explodes: (where: string, packed: number, size: number) => `${where} unpacks ${packed} bytes to ${size}, which no recording does`,
   apart: (channels: string, where: string) =>
     `recordings: expected channels of one sensor side by side in the bundle, got ${channels}, of which ${where} has some`,

@@ -158,7 +158,8 @@ function factorsOf(meant: ReadonlyMap<string, string>, preprocessing: Preprocess
 
 /** Its words in small letters, each as what it is short for. */
 function wordsOf(name: string): ReadonlySet<string> {
-  return new Set((name.match(WORD) ?? []).map((word) => SHORT[word.toLowerCase()] ?? word.toLowerCase()));
+  const said = (name.match(WORD) ?? []).join(" ").toLowerCase().replaceAll("heart rate", "hr");
+  return new Set(said === "" ? [] : said.split(" ").map((word) => SHORT[word] ?? word));
 }
 
 function keyOf(words: readonly string[]): string {

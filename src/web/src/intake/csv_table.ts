@@ -18,9 +18,10 @@ export const FAR_ABOVE = 100;
 /** Labels that are no classes. */
 const MOST_TOLD = 10;
 
-/** Class names and numbers, as a column holds them. */
+/** Class names and numbers, as a column holds them; in other letters where that is one class. */
 export class Labels {
   readonly #known: ReadonlyMap<string, number>;
+  readonly #small: ReadonlyMap<string, number>;
   readonly #told = new Set<string>();
 
   constructor(readonly classes: readonly string[], readonly hints: string[]) {
@@ -28,14 +29,18 @@ export class Labels {
       ...classes.map((_, k) => [String(k), k] as const),
       ...classes.map((name, k) => [name, k] as const),
     ]);
+    const small = classes.map((name) => name.toLowerCase());
+    const once = small.flatMap((name, k) => (small.indexOf(name) === small.lastIndexOf(name) ? [[name, k] as const] : []));
+    this.#small = new Map(once);
   }
 
   /** The class's number, -1 for none; a name that is no class is told once. */
   of(text: string, line: number): number {
     const name = text.trim();
-    const found = this.#known.get(name);
+    const gap = isGap(name);
+    const found = this.#known.get(name) ?? (gap ? undefined : this.#small.get(name.toLowerCase()));
     if (found !== undefined) return found;
-    if (!isGap(name) && !this.#told.has(name) && this.#told.size < MOST_TOLD) {
+    if (!gap && !this.#told.has(name) && this.#told.size < MOST_TOLD) {
       this.#told.add(name);
       this.hints.push(CSV.label(line, name.slice(0, 40), this.classes.join(", ")));
     }

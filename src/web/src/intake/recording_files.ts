@@ -2,10 +2,13 @@
 
 import { InputError } from "../errors.ts";
 import { RECORDINGS } from "../texts.ts";
+import { isLogged, loggedTables } from "./sensor_logger.ts";
 import { unpacked, type ZipEntry, zipEntries } from "./zip.ts";
 
 /** Endings of files in which a table is looked for in a zip. */
 const TABLE = /\.(csv|tsv|txt)$/i;
+/** Of Sensor Logger's, which holds tables of several sensors. */
+const LOGGED = /\.json$/i;
 const MOST_FILES = 10_000;
 /** Tables shrink to a tenth; what shrinks more, and is not small, is made to fill the memory. */
 const [MOST_RATIO, SMALL_BYTES] = [200, 100_000_000];
@@ -28,7 +31,7 @@ export interface RecordingFile {
 
 /** Whether a file is a table, or may hold some. */
 export function isRecording({ name }: File): boolean {
-  return TABLE.test(name) || isZip(name);
+  return TABLE.test(name) || LOGGED.test(name) || isZip(name);
 }
 
 /** The tables of files and zips; throws InputError: a zip that cannot be read, or too many. */
@@ -36,6 +39,7 @@ export async function recordingFiles(files: readonly File[]): Promise<RecordingF
   const found: RecordingFile[] = [];
   for (const file of files) {
     if (isZip(file.name)) found.push(...await zipped(file));
+    else if (LOGGED.test(file.name)) found.push(...await logged(file.name, [file.name.replace(LOGGED, "")], async () => streamed(file)));
     else found.push(plain(file, files.length === 1 ? "" : "."));
   }
   if (found.length > MOST_FILES) throw new InputError(RECORDINGS.many(MOST_FILES, found.length));
@@ -76,6 +80,16 @@ function plain(file: File, folder: string): RecordingFile {
   return { where: `'${file.name}'`, folder, parts: [name], name, pieces: async () => streamed(file) };
 }
 
+/** The tables of Sensor Logger's JSON. */
+async function logged(
+  name: string, parts: readonly string[], pieces: RecordingFile["pieces"],
+): Promise<RecordingFile[]> {
+  const tables = await loggedTables(pieces, `'${name}'`);
+  return tables.map((one) => ({
+    where: `'${name}: ${one.name}'`, folder: name, parts: [...parts, one.name], name: one.name, pieces: () => one.pieces(),
+  }));
+}
+
 async function* streamed(file: File): AsyncGenerator<Uint8Array> {
   const reader = file.stream().getReader();
   for (;;) {
@@ -89,14 +103,20 @@ async function zipped(file: File): Promise<RecordingFile[]> {
   const where = `'${file.name}'`;
   const bytes = new Uint8Array(await file.arrayBuffer());
   const entries = zipEntries(bytes, where).filter(({ name }) => isTable(name));
-  if (entries.length === 0) throw new InputError(RECORDINGS.none(where));
   entries.sort((one, other) => (one.name < other.name ? -1 : 1));
-  return entries.map((entry) => member(bytes, entry, file.name));
+  const found: RecordingFile[] = [];
+  for (const entry of entries) {
+    const one = member(bytes, entry, file.name);
+    if (!LOGGED.test(entry.name)) found.push(one);
+    else if (await isLogged(one.pieces)) found.push(...await logged(`${file.name}: ${entry.name}`, one.parts, one.pieces));
+  }
+  if (found.length === 0) throw new InputError(RECORDINGS.none(where));
+  return found;
 }
 
 function isTable(path: string): boolean {
   const parts = path.split("/");
-  return TABLE.test(path) && parts[0] !== "__MACOSX" && !parts.at(-1)!.startsWith(".");
+  return (TABLE.test(path) || LOGGED.test(path)) && parts[0] !== "__MACOSX" && !parts.at(-1)!.startsWith(".");
 }
 
 function member(bytes: Uint8Array, entry: ZipEntry, zip: string): RecordingFile {
@@ -104,7 +124,7 @@ function member(bytes: Uint8Array, entry: ZipEntry, zip: string): RecordingFile 
   if (entry.size > Math.max(SMALL_BYTES, MOST_RATIO * entry.packed)) {
     throw new InputError(RECORDINGS.explodes(where, entry.packed, entry.size));
   }
-  const path = entry.name.replace(TABLE, "").split("/");
+  const path = entry.name.replace(TABLE, "").replace(LOGGED, "").split("/");
   const folder = [zip, ...path.slice(0, -1)].join("/");
   return {
     where,

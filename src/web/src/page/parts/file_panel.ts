@@ -16,7 +16,7 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
   const said = h("p", { role: "status" });
   const hint = h("p", { class: "detail", role: "status", hidden: true });
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const field = h("input", { type: "file", id, multiple: true, accept: ".csv,.tsv,.txt,.zip,.npz", class: "visually-hidden", change: () => void read() });
+  const field = h("input", { type: "file", id, multiple: true, accept: ".csv,.tsv,.txt,.json,.zip,.npz", class: "visually-hidden", change: () => void read() });
 
   async function read(): Promise<void> {
     const files = [...(field.files ?? [])];
