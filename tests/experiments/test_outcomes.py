@@ -113,6 +113,18 @@ def test_rows_are_over_owners_and_seeds(folder):
     assert (found.alone, found.metric, found.chance) == (0.675, "balanced_accuracy", 0.2)
 
 
+def test_a_regret_is_of_the_rate_that_is_best_over_all_seeds(tmp_path):
+    """The luckiest rate of each seed would have given 0.85."""
+    experiment = _experiment(methods=[{"label": "fedavg", "strategy": "fedavg"}])
+    runs = [_store(tmp_path, experiment, "fedavg", [(0.1, 0.8)], seed=seed) for seed in (1, 2)]
+    wider = msgspec.structs.replace(experiment, methods=rows_of_rates(experiment, runs))
+    for rate, ends in (("0.001", (0.9, 0.72)), ("0.1", (0.7, 0.8))):
+        for seed, end in enumerate(ends, 1):
+            _store(tmp_path, wider, f"fedavg at {rate}", [(0.1, end)], seed=seed, lr=None)
+    row = task_outcome("digits", experiment, tmp_path).rows["fedavg"]
+    assert (row.regret, row.regret_seeds) == (pytest.approx(0.01), 2)
+
+
 def test_every_other_rate_of_the_ladder_has_a_row(folder):
     experiment = _experiment(methods=[{"label": "a", "strategy": "fedavg"}])
     run = _store(folder, experiment, "a", [(0.1, 0.2)])

@@ -212,6 +212,18 @@ def test_first_prototypes_are_drawn_by_the_server_and_all_classes_have_one():
     np.testing.assert_array_equal(drawn["present"], [1, 1])
 
 
+def test_a_calibration_s_second_round_has_the_client_s_own_prototypes(run):
+    strategy, server = fedproto(), server_of([[1, 1], [8, 9]], [0, 0])
+    payload = strategy.downlink(server, "a")
+    _, update, _ = run(strategy, server, y=(1, 1, 1))
+    second = strategy.next_alone(payload, update)
+    own = update.tensors["prototypes"][1]
+    assert second.round_id == payload.round_id + 1
+    np.testing.assert_array_equal(second.tensors["prototypes"], [[1, 1], own])
+    np.testing.assert_array_equal(second.tensors["present"], [0, 1])
+    strategy.payload.check(second.tensors)
+
+
 def test_the_head_predicts_if_it_is_asked_to(run):
     strategy = fedproto(predict="head")
     state, _, seen = run(strategy, server_of([[0, 0], [3, 4]], [1, 1]))

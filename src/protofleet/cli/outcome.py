@@ -40,8 +40,8 @@ GROUP = "outcome"
 @click.option(
     "--regret",
     is_flag=True,
-    help="With the first seed, also train with every other rate of the ladder: what the best of "
-    "them would have given. Takes six to ten times as long as that seed.",
+    help="With the same seeds, also train with every other rate of the ladder: what the best of "
+    "them would have given. Takes six to ten times as long again; --seeds 1 for a look.",
 )
 @click.option(
     "--page",
@@ -134,11 +134,12 @@ def _run(tasks: Mapping[str, Experiment], out: Path, options: RunOptions, *, reg
             continue
         if not regret:
             continue
-        seed = (options.seeds or task.seeds)[0]
-        rows = rows_of_rates(task, [one for one in results if one.seed == seed])
-        wider = msgspec.structs.replace(task, methods=(*task.methods, *rows))
-        labels = tuple(row.label for row in rows)
-        run_all(name, wider, out / name, replace(options, seeds=(seed,), labels=labels), console)
+        for seed in options.seeds or task.seeds:
+            rows = rows_of_rates(task, [one for one in results if one.seed == seed])
+            wider = msgspec.structs.replace(task, methods=(*task.methods, *rows))
+            labels = tuple(row.label for row in rows)
+            one = replace(options, seeds=(seed,), labels=labels)
+            run_all(name, wider, out / name, one, console)
 
 
 def _show(

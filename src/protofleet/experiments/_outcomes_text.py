@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from textwrap import fill
 
@@ -27,7 +28,8 @@ In each task's column: the mean score at the end, of all owners and seeds, and h
 has helped · harmed by more than two points (of an error: two per cent of it). *Owners*: of all
 tasks together. *Beside training alone*: owners whose model is better · worse by as much than the
 one that `{alone}` gives them in as many steps. *Regret*: how much more the best rate of the ladder
-would have given than the one that was found, its mean and its largest over the tasks ({regret}).
+would have given than the one that was found, its mean and its largest over the tasks (points of a
+share, or per cent of an error){seeds}.
 {own}: another model than the task's, so that the comparison with `{alone}` is one of models, too.
 """
 
@@ -44,8 +46,7 @@ def page(tasks: Sequence[TaskOutcome], command: str, picture: str | None) -> str
     count = "one small task" if len(tasks) == 1 else f"{len(tasks)} small tasks"
     parts = [_TITLE, _wrapped(_INTRODUCTION.format(tasks=count, rounds=rounds, command=command))]
     parts += [_found(tasks), _settings(tasks), _table(tasks)]
-    regret = "points of a share, or per cent of an error; of one seed"
-    parts.append(_wrapped(_READING.format(alone=ALONE, own=_OWN_MODEL, regret=regret)))
+    parts.append(_wrapped(_READING.format(alone=ALONE, own=_OWN_MODEL, seeds=_seeds(tasks))))
     if picture is not None:
         parts.append(f"![Where each strategy ends on each task]({picture})")
         parts.append(_wrapped(_PICTURE))
@@ -128,6 +129,20 @@ def _settings(tasks: Sequence[TaskOutcome]) -> str:
             f"{seeds} of {task.seeds} |"
         )
     return "\n".join(lines)
+
+
+def _seeds(tasks: Sequence[TaskOutcome]) -> str:
+    """With how many the rates of the ladder were tried."""
+    tried = Counter(row.regret_seeds for task in tasks for row in task.rows.values())
+    del tried[0]
+    if not tried:
+        return ""
+    parts = [f"{count} pairs with {_several(seeds)}" for seeds, count in sorted(tried.items())]
+    return f": {_listed(parts)}"
+
+
+def _several(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def _table(tasks: Sequence[TaskOutcome]) -> str:

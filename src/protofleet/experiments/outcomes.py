@@ -38,6 +38,7 @@ class StrategyOutcome(msgspec.Struct, frozen=True, kw_only=True):
         rates: learning rates that were found, each once, ascending.
         regret: what the best rate of the ladder gives more; in the unit of a share, or of an error
             the part by which it is the smaller; None: not tried.
+        regret_seeds: with how many all rates were tried.
         learns: it ends better than the start, and than always naming one class would be.
     """
 
@@ -54,6 +55,7 @@ class StrategyOutcome(msgspec.Struct, frozen=True, kw_only=True):
     worse: int
     rates: tuple[float, ...]
     regret: float | None
+    regret_seeds: int = 0
     learns: bool
 
     @property
@@ -200,7 +202,7 @@ def _row(
         statistics.fmean(getattr(one, name) for one in outcomes) for name in ("start", "end")
     )
     lower = METRICS[outcomes[0].metric].lower_is_better
-    regrets = [one for run in runs if (one := _regret(run, others)) is not None]
+    regret = _regret(runs, others)
     rates = {run.calibration.lr for run in runs if run.calibration is not None}
     return StrategyOutcome(
         label=method.label,
@@ -215,29 +217,53 @@ def _row(
         better=sum(one.helped for one in beside),
         worse=sum(one.harmed for one in beside),
         rates=tuple(sorted(rates)),
-        regret=statistics.fmean(regrets) if regrets else None,
+        regret=None if regret is None else regret[0],
+        regret_seeds=0 if regret is None else regret[1],
         learns=end < start if lower else end > max(start, chance),
     )
 
 
-def _regret(run: MethodResult, others: Mapping[str, Sequence[MethodResult]]) -> float | None:
-    """Of one run; None where not every other rate of its ladder was tried."""
+def _regret(
+    runs: Sequence[MethodResult], others: Mapping[str, Sequence[MethodResult]]
+) -> tuple[float, int] | None:
+    """What the best rate of the ladder gives more, and with how many seeds all were tried.
+
+    Means over these seeds are compared: the best rate of each seed would be the luckiest one. What
+    diverged with one of them is no rate.
+    """
+    tried = [(run, ends) for run in runs if (ends := _ends_of_rates(run, others)) is not None]
+    if not tried:
+        return None
+    metric = _outcome(runs[0]).metric
+    own = statistics.fmean(_outcome(run).end for run, _ in tried)
+    rates = set.intersection(*(set(ends) for _, ends in tried))
+    means = [statistics.fmean(ends[rate] for _, ends in tried) for rate in rates]
+    if METRICS[metric].lower_is_better:
+        best = min(own, *means) if means else own
+        return ((own - best) / own if own else 0.0), len(tried)
+    return max([own, *means]) - own, len(tried)
+
+
+def _ends_of_rates(
+    run: MethodResult, others: Mapping[str, Sequence[MethodResult]]
+) -> dict[float, float] | None:
+    """By rate of its ladder, where a run would have ended; None: not all were tried."""
     if run.calibration is None:
         return None
-    tried = [
-        one
+    tried = {
+        rate: one
         for rate in run.calibration.rates
         for one in others.get(_label(run.label, rate), ())
         if one.seed == run.seed and rate != run.calibration.lr
-    ]
-    found = [_outcome(one) for one in tried if one.finished and one.outcome is not None]
-    if len(tried) < len(run.calibration.rates) - 1 or not found:
+    }
+    ends = {
+        rate: one.outcome.end
+        for rate, one in tried.items()
+        if one.finished and one.outcome is not None
+    }
+    if len(tried) < len(run.calibration.rates) - 1 or not ends:
         return None
-    own = _outcome(run)
-    if METRICS[own.metric].lower_is_better:
-        best = min(own.end, *(one.end for one in found))
-        return (own.end - best) / own.end if own.end else 0.0
-    return max(own.end, *(one.end for one in found)) - own.end
+    return {**ends, run.calibration.lr: _outcome(run).end}
 
 
 def _outcome(run: MethodResult) -> Outcome:

@@ -142,6 +142,13 @@ class Strategy(ABC):
     ) -> tuple[ClientState, Update]:
         """One local round; the update, and the state to keep if it is delivered."""
 
+    def next_alone(self, payload: Payload, update: Update) -> Payload | None:  # noqa: ARG002 - for others
+        """What a client would get in round 2 if it were alone, where that changes how it trains.
+
+        A calibration then tries rates over both rounds; None: round 1 tells enough.
+        """
+        return None
+
     def client_model(self, state: ClientState) -> Network:
         """The network with which the device infers now, a copy.
 

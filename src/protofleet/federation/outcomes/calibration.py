@@ -295,7 +295,10 @@ def _ratio(
     tester: RateTester, strategy: Strategy, payload: Payload, seed: int, start: float
 ) -> float:
     try:
-        state, _ = tester.train(strategy, None, payload, seed=seed)
+        state, update = tester.train(strategy, None, payload, seed=seed)
+        second = strategy.next_alone(payload, update)
+        if second is not None:
+            state, _ = tester.train(strategy, state, second, seed=seed)
     except DivergedError:
         return WORST
     loss = _loss(tester, strategy, state)

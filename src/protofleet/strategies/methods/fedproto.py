@@ -181,6 +181,16 @@ class FedProto(Strategy):
         kept = {**network_tensors(trained.network), **scoring}
         return ClientState(round_id=payload.round_id, tensors=kept), update
 
+    def next_alone(self, payload: Payload, update: Update) -> Payload | None:
+        """Its own prototypes: none pull in round 1, and none predict."""
+        own, before = update.tensors[_PROTOTYPES], payload.tensors
+        has: NDArray[np.bool_] = np.any(own != 0, axis=1)
+        tensors = {
+            _PROTOTYPES: np.where(has[:, None], own, before[_PROTOTYPES]),
+            _PRESENT: before[_PRESENT] | has.astype(np.uint8),
+        }
+        return Payload(round_id=payload.round_id + 1, tensors=tensors)
+
     def _scoring(self, payload: Payload, tools: ClientTools) -> Tensors:
         """The prototypes, and as present those whose class may be predicted."""
         if self.settings.predict != "nearest_own":

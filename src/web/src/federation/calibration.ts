@@ -104,7 +104,9 @@ async function ratioOf(
   tester: RateTester, strategy: Strategy, payload: Payload, seed: bigint, start: number,
 ): Promise<number> {
   try {
-    const [state] = await tester.train(strategy, null, payload, seed);
+    const [first, update] = await tester.train(strategy, null, payload, seed);
+    const second = strategy.nextAlone?.(payload, update);
+    const [state] = second === undefined ? [first] : await tester.train(strategy, first, second, seed);
     const loss = await tester.loss(strategy.clientModel(state), strategy.clientScore(state));
     return Number.isFinite(loss) ? Math.min(loss / start, WORST) : WORST;
   } catch (error) {

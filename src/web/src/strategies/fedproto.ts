@@ -1,8 +1,8 @@
 /** FedProto (Tan et al., arXiv:2105.00243): models stay; only the mean features of each class travel. */
 
-import { rowsOf } from "../tensors/tensors.ts";
+import { float32, rowsOf } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
-import { clientInit, clientModel, merged, networkNames, networkTensors, tensorOf, updateOf } from "./common.ts";
+import { clientInit, clientModel, merged, networkNames, networkTensors, numbersOf, tensorOf, updateOf } from "./common.ts";
 import {
   joinedMeans, localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PRESENT, PROTOTYPES,
   prototypeForms, prototypeInputs,
@@ -47,6 +47,7 @@ export const build: Factory = (settings, model) => {
     initialPayload: () => (context.settings.firstPrototypes === "normal" ? null : noPrototypes(model)),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, noPrototypes(model)) }),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
+    nextAlone,
     clientModel: (state) => clientModel(model, state),
     clientScore: (state) => scoreOf(context, state.tensors),
   };
@@ -54,6 +55,21 @@ export const build: Factory = (settings, model) => {
 
 function scoreOf({ settings }: Context, tensors: Tensors): Score | null {
   return settings.predict === "head" ? null : nearestPrototype(tensors);
+}
+
+/** Its own prototypes: none pull in round 1, and none predict. */
+function nextAlone({ roundId, tensors, final }: Payload, update: Update): Payload {
+  const before = tensorOf(tensors, PROTOTYPES);
+  const [own, old, flags] = [numbersOf(tensorOf(update.tensors, PROTOTYPES)), numbersOf(before), tensorOf(tensors, PRESENT)];
+  const known = Array.from(flags.data, Number);
+  const width = own.length / known.length;
+  const has = known.map((_, label) => own.subarray(label * width, (label + 1) * width).some((one) => one !== 0));
+  const rows = own.map((value, at) => (has[Math.floor(at / width)] === true ? value : old[at]!));
+  const present = Uint8Array.from(known, (flag, label) => (has[label] === true ? 1 : flag));
+  const next = new Map<string, Tensor>([
+    [PROTOTYPES, float32(before.shape, rows)], [PRESENT, { dtype: "uint8", shape: flags.shape, data: present }],
+  ]);
+  return { roundId: roundId + 1, tensors: next, final };
 }
 
 /** The prototypes, and as present those whose class may be predicted. */

@@ -138,6 +138,8 @@ export interface Strategy {
     payload: Payload,
     tools: ClientTools,
   ) => Promise<readonly [ClientState, Update]>;
+  /** What a client would get in round 2 if it were the only one, where that changes how it trains. */
+  readonly nextAlone?: (payload: Payload, update: Update) => Payload;
   /** The network with which the device infers now. */
   readonly clientModel: (state: ClientState) => Network;
   /** What classifies that model's features; null: its own head. */
