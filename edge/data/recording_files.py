@@ -140,7 +140,12 @@ def _tables(path: Path, *, alone: bool) -> Iterator[RecordingFile]:
     elif path.suffix.lower() == ".zip" or zipfile.is_zipfile(path):
         yield from _zipped(path)
     else:
-        yield _plain(path, "" if alone else str(path.parent), (path.stem,))
+        folder = (
+            path.resolve().parent.name
+        )  # of several it may say what they are, of one it is chance
+        yield _plain(
+            path, "" if alone else str(path.parent), (path.stem,) if alone else (folder, path.stem)
+        )
 
 
 def _in_folder(path: Path) -> Iterator[RecordingFile]:

@@ -100,7 +100,10 @@ def _policy(block: Mapping[str, Any], folder: Path) -> None:
 
 def _mapping(block: Mapping[str, Any], folder: Path) -> None:
     inputs = Preprocessing(input_shape=(20, 3), channels=("acc_x", "acc_y", "acc_z"))
-    read_mapping(_written(block, {}, folder), manifest_for(inputs, ("still", "walk")))
+    read_mapping(
+        _written(block, {}, folder),
+        manifest_for(inputs, ("still", "walk", "lying", "sitting", "walking")),
+    )
 
 
 def _claims(block: Mapping[str, Any], folder: Path) -> None:
