@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from packed import pack_update
+from power_loss import cuts, record
 
 from protofleet.coordinator.ledger import ledger as ledger_module
 from protofleet.coordinator.ledger.ledger import Ledger
@@ -78,12 +79,12 @@ def _aggregate(state: ServerState, updates) -> ServerState:
     return ServerState(round_id=state.round_id + 1, tensors={"w": total})
 
 
-def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
+def _run(folder: Path, schedule: SynchronousSchedule = _FINAL, opened=Ledger) -> None:
     """A coordinator without a wire: every client delivers as soon as it is asked to.
 
     Before it delivers, a client registers that it has as many samples of class 1 as rounds.
     """
-    with Ledger(folder, _IDENTITY) as ledger:
+    with opened(folder, _IDENTITY) as ledger:
         state, actions = schedule.resume(ledger.state(), 0.0)
         server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
         pending = list(actions)
@@ -195,6 +196,45 @@ def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path
         _run(folder, schedule)
         assert _outcome(folder) == expected, f"killed at step {point}"
     assert point > 60
+
+
+def work(folder: Path, mark) -> None:
+    """The run, with a mark where an update is answered ``done``, and where a round is told."""
+
+    class Promising(Ledger):
+        def accept(self, *arrivals):
+            super().accept(*arrivals)
+            mark(" ".join(["accepted", *(one.accepted.transfer_id for one in arrivals)]))
+
+        def commit_round(self, state, *args, **options):
+            super().commit_round(state, *args, **options)
+            mark(f"committed {state.round_id}")
+
+    _run(folder, opened=Promising)
+
+
+@pytest.mark.slow
+def test_power_cut_at_any_write_loses_nothing_that_was_promised(ram_path):
+    """The disk forgets what was not synced; resumed, the run ends with the same bits."""
+    _run(ram_path / "whole")
+    expected = _outcome(ram_path / "whole")
+    root, tried = ram_path / "run", 0
+    for cut in cuts(record(__file__, root, ram_path), root, ram_path / "left"):
+        where = f"{cut.place}, {cut.disk}, {cut.marks}"
+        with Ledger(cut.folder, _IDENTITY) as ledger:
+            committed = [one.round_id for one in ledger.committed()]
+            for mark in cut.marks:
+                what, *names = mark.split()
+                for name in names:
+                    if what == "committed":
+                        assert int(name) in committed, where
+                    elif int(name[0]) not in committed:
+                        of_round = ledger.accepted(int(name[0]))
+                        assert name in [one.transfer_id for one in of_round], where
+        _run(cut.folder)
+        assert _outcome(cut.folder) == expected, where
+        tried += 1
+    assert tried > 100
 
 
 _BUFFERED = BufferedSchedule(
