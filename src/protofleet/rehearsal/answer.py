@@ -101,6 +101,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         lr: learning rate that devices have found.
         host: this machine.
         example_s: what an example costs it in a local round.
+        memory_bytes: most that a device's process takes, as tried here.
     """
 
     label: str
@@ -112,6 +113,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     late_updates: int
     host: HostSpeed
     example_s: float
+    memory_bytes: int
     refused: tuple[str, ...] = ()
     target_d: float | None = None
     outcome: Outcome | None = None

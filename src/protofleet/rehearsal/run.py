@@ -38,6 +38,7 @@ from protofleet.rehearsal.answer import (
     round_line,
     target_day,
 )
+from protofleet.rehearsal.dry_run import dry_run
 from protofleet.rehearsal.fleet_file import DeviceGroup, RehearsalFile, owners_of
 from protofleet.rehearsal.simulation import RehearsedRound, Simulation
 from protofleet.rehearsal.training import RealTraining, SizesOnly
@@ -47,6 +48,7 @@ from protofleet.units import byte_text
 _TRIED, _PASSES = 3, 2
 """Owners whose training is measured, and how often: the first time programs are made ready."""
 
+_MIB = 1 << 20
 _ROUNDS_KEPT = 2
 """Of a device's state, by the experiments' workers."""
 
@@ -62,12 +64,14 @@ class RoundCost:
         example_s: seconds that it takes for an example of an owner.
         up_bytes: of an update.
         down_bytes: of a payload.
+        memory_bytes: of a device's process, with the owner who has most examples.
     """
 
     host: HostSpeed
     example_s: float
     up_bytes: int
     down_bytes: int
+    memory_bytes: int
 
 
 End = Literal["low", "likely", "high"]
@@ -143,6 +147,7 @@ class Rehearsal:
         plan = declared if calibration is None else declared.calibrated(calibration.lr)
         spec = _spec(plan, owners)
         costs = self._costs(plan, spec, examples)
+        _check_memory(self.file, costs.memory_bytes)
         if self.trains:
             _check_room(costs, len(owners))
         spans = self._spans(costs, examples)
@@ -175,6 +180,7 @@ class Rehearsal:
             lr=None if calibration is None else calibration.lr,
             host=costs.host,
             example_s=costs.example_s,
+            memory_bytes=costs.memory_bytes,
         )
 
     def _calibration(self, declared: Plan, owners: Mapping[str, Path]) -> Calibration | None:
@@ -194,12 +200,15 @@ class Rehearsal:
         with self.opened(spec, {}, self.folder) as workers:
             for _ in range(_PASSES):
                 results = [_timed(workers, task) for task in tasks]
+        settings, most = msgspec.to_builtins(plan.settings), spec.clients[ordered[-1]].own
+        tried_alone = dry_run(spec.bundle, most, spec.strategy, settings)
         trained = sum(seconds for seconds, _ in results) / sum(examples[name] for name in tried)
         return RoundCost(
             host=self.host,
             example_s=self.file.step_s or trained,
             up_bytes=ceil(sum(size for _, size in results) / len(results)),
             down_bytes=ceil(sum(len(one.blob) for one in sent.values()) / len(sent)),
+            memory_bytes=tried_alone.memory_bytes,
         )
 
     def _spans(self, costs: RoundCost, examples: Mapping[str, int]) -> dict[str, Span]:
@@ -258,6 +267,18 @@ def _check(plan: Plan) -> None:
             raise InputError(
                 f"[{section}]: a rehearsal in virtual time has rounds of one coordinator; leave it "
                 "out of the federation file, or rehearse in real time: protofleet fleet run"
+            )
+
+
+def _check_memory(file: RehearsalFile, needed: int) -> None:
+    """Whether each kind of device has the memory that a device's process takes."""
+    for group in file.groups:
+        memory = file.hardware_of(group).memory_mb * _MIB
+        if needed > memory:
+            raise InputError(
+                f"groups: '{group.name}' ({group.hardware}) has {byte_text(memory)} of memory, and "
+                f"a device's process takes {byte_text(needed)} for a local round, as tried here; "
+                "take other hardware, a smaller model or smaller batches"
             )
 
 

@@ -40,6 +40,7 @@ def answer_lines(answer: Answer) -> Iterator[str]:
         yield f"{answer.late_updates} updates came too late to count; round.deadline_s may be short"
     if answer.refused:
         yield f"{len(answer.refused)} updates broke a rule, such as {answer.refused[0]}"
+    yield f"a device's process takes {byte_text(answer.memory_bytes)} of memory, as tried here"
     integers, floats = answer.host.primes / PI_4_PRIMES, answer.host.gflops / PI_4_GFLOPS
     yield (
         f"times follow from {answer.example_s * 1000:.3g} ms for an example on this machine, which "
