@@ -406,7 +406,7 @@ def test_topics_that_do_not_fit_are_refused_before_anything_is_written(tmp_path,
     said = _record(capsys, *given, "--topic", "a", code=1)
     assert "one for each channel of the bundle (temperature, acc_x, pulse), in this order" in said
     assert "expected the name of one topic" in _record(capsys, *given, "--topic", "a/#", code=2)
-    either = "either --sensor, or --topic together with --broker"
+    either = "one of --sensor, --iio, --serial, or --topic together with --broker"
     assert either in _record(capsys, *given, code=2)
     assert either in _record(capsys, *given, "--topic", "a", "--sensor", "a", code=2)
     assert either in _record(capsys, *_GIVEN, "--out", str(out), code=2)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from doc_blocks import blocks
-from tiny_bundle import tiny_bundle, trust_in_tests
-
-from protofleet.bundle import Bundle, write_bundle
-from protofleet.bundle.manifest import Preprocessing
+from tiny_bundle import tiny_windows_bundle
 
 _ACC = np.array([0.25, -0.5, 1.0])
 """In g, with a little of its own for each activity."""
@@ -80,34 +76,6 @@ _SETS = {
 }
 
 
-def _bundle(path, unit):
-    """Windows of a second of three axes; nothing here runs its programs."""
-    key = Ed25519PrivateKey.generate()
-    plain = Bundle.open(tiny_bundle(path.with_name("plain.pfb"), key), any_signer=True)
-    inputs = Preprocessing(
-        input_shape=(25, 3),
-        rate_hz=25.0,
-        window=25,
-        hop=25,
-        channels=("acc_x", "acc_y", "acc_z"),
-        units=(unit,) * 3,
-    )
-    programs = {
-        name: msgspec.structs.replace(program, inputs=tuple(map(_windows, program.inputs)))
-        for name, program in plain.manifest.programs.items()
-    }
-    manifest = msgspec.structs.replace(
-        plain.manifest, preprocessing=inputs, classes=_CLASSES, programs=programs, files={}
-    )
-    names = [name for name in plain.manifest.files if name != "manifest.json"]
-    write_bundle(path, manifest, {name: plain.read(name) for name in names}, key)
-    trust_in_tests(key)
-
-
-def _windows(port):
-    return msgspec.structs.replace(port, shape=("batch", 25, 3)) if port.key == "x" else port
-
-
 def _recipe(source):
     """The command of the page, and the file of names that stands behind it."""
     page = [one for one in blocks() if one.page == "recordings.md"]
@@ -119,7 +87,8 @@ def _recipe(source):
 def test_a_recipe_makes_a_person_s_data_of_a_published_set(tmp_path, source):
     make, unit, classes = _SETS[source]
     make(tmp_path)
-    _bundle(tmp_path / "bundle.pfb", unit)
+    key = Ed25519PrivateKey.generate()
+    tiny_windows_bundle(tmp_path / "bundle.pfb", key, unit=unit, classes=_CLASSES)
     command, names = _recipe(source)
     (tmp_path / "names.toml").write_text(names)
     program = f"{sys.executable} -m protofleet"

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.bundle import write_bundle
+from protofleet.bundle import Bundle, write_bundle
 from protofleet.bundle.keys import trust
 from protofleet.bundle.manifest import (
     FORMAT_VERSION,
@@ -79,6 +79,35 @@ def tiny_bundle(
     write_bundle(path, manifest, files, key)
     trust_in_tests(key)
     return path
+
+
+def tiny_windows_bundle(
+    path: Path, key: Ed25519PrivateKey, *, unit: str, classes: tuple[str, ...]
+) -> Path:
+    """A bundle for windows of a second, 25 readings of three axes; no program of it may be run."""
+    plain = Bundle.open(tiny_bundle(path.with_name("plain.pfb"), key), any_signer=True)
+    inputs = Preprocessing(
+        input_shape=(25, 3),
+        rate_hz=25.0,
+        window=25,
+        hop=25,
+        channels=("acc_x", "acc_y", "acc_z"),
+        units=(unit,) * 3,
+    )
+    programs = {
+        name: msgspec.structs.replace(program, inputs=tuple(map(_of_windows, program.inputs)))
+        for name, program in plain.manifest.programs.items()
+    }
+    manifest = msgspec.structs.replace(
+        plain.manifest, preprocessing=inputs, classes=classes, programs=programs, files={}
+    )
+    names = [name for name in plain.manifest.files if name != "manifest.json"]
+    write_bundle(path, manifest, {name: plain.read(name) for name in names}, key)
+    return path
+
+
+def _of_windows(port: Port) -> Port:
+    return msgspec.structs.replace(port, shape=("batch", 25, 3)) if port.key == "x" else port
 
 
 def trust_in_tests(key: Ed25519PrivateKey) -> None:
