@@ -5,6 +5,7 @@ Each window is drawn for each day and device from a seed; who is late is so on m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -89,15 +90,21 @@ class Change(NamedTuple):
     begins: bool
 
 
-def changes(habits: Habits, days: int, seed: tuple[int, ...]) -> Iterator[Change]:
+def changes(
+    habits: Habits,
+    days: int,
+    seed: tuple[int, ...],
+    there_s: tuple[float, float] = (0.0, math.inf),
+) -> Iterator[Change]:
     """What changes in so many days, in its order; windows that overlap count as often as they do.
 
     Args:
         habits: of the owner.
         days: how many, from midnight on; what has begun on the day before is there already.
         seed: of this owner.
+        there_s: from when to when the owner takes part at all.
     """
-    found = []
+    found = list(_absent(*there_s))
     for number, (condition, window) in enumerate(_windows(habits)):
         rng = np.random.default_rng((*seed, number))
         own = rng.normal(0, 1, 2) * window.sd_minutes * MINUTE_S
@@ -111,6 +118,15 @@ def changes(habits: Habits, days: int, seed: tuple[int, ...]) -> Iterator[Change
                 found.append(Change(max(0.0, start), condition, begins=True))
                 found.append(Change(stop, condition, begins=False))
     yield from sorted(found)
+
+
+def _absent(joins_s: float, leaves_s: float) -> Iterator[Change]:
+    """Switched off before an owner joins, and from when they leave."""
+    if joins_s > 0:
+        yield Change(0.0, Condition.OFF, begins=True)
+        yield Change(joins_s, Condition.OFF, begins=False)
+    if leaves_s < math.inf:
+        yield Change(leaves_s, Condition.OFF, begins=True)
 
 
 def _windows(habits: Habits) -> Iterator[tuple[Condition, Window]]:

@@ -271,3 +271,52 @@ def test_a_folder_without_data_is_told(fleet, tmp_path):
     rehearsal = Rehearsal(file=empty, opened=_nothing, folder=tmp_path, host=HOST)
     with pytest.raises(InputError, match=r"expected a folder with an \.npz for each owner"):
         rehearsal.answer(load_config(fleet.federation), "", 0, lambda *_: None)
+
+
+def test_owners_come_late_and_leave_for_good(rehearse, fleet):
+    day, rounds = 86_400.0, []
+    early = DeviceGroup(name="early", count=4, hardware="pi-4", leaves_d=(1.0, 1.25))
+    late = DeviceGroup(name="late", count=2, hardware="pi-4", joins_d=(0.5, 0.75))
+    found = rehearse(
+        early,
+        late,
+        told=lambda _, done: rounds.append(done),
+        file={"days": 2.0},
+        rounds=30,
+        cohort=CohortSettings(minimum=2),
+        round=RoundSettings(deadline_s=600.0, every_s=7200.0),
+    )
+    assert found.groups[0].never == found.groups[1].never == 0
+    for done in rounds:
+        since = (done.opened_s - fleet.start_s) / day
+        there = {name.partition("-")[0] for name in done.invited}
+        assert ("late" in there) or since < 0.75
+        assert ("late" not in there) or since >= 0.5
+        assert ("early" not in there) or since <= 1.25
+        assert ("early" in there) or since >= 1.0
+    assert (rounds[-1].opened_s - fleet.start_s) / day > 1.25
+
+
+def test_owners_who_label_badly_train_on_copies(rehearse, fleet):
+    def group(share):
+        return DeviceGroup(
+            name="board", count=4, hardware="pi-4", network="ethernet", wrong_labels=share
+        )
+
+    before = {path.name: path.read_bytes() for path in fleet.data.glob("*.npz")}
+    right, wrong = rehearse(group(0.0), rounds=8), rehearse(group(1.0), rounds=8)
+    assert wrong.final_score < right.final_score - 0.2
+    assert {path.name: path.read_bytes() for path in fleet.data.glob("*.npz")} == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"joins_d": (3.0, 1.0)}, r"joins_d: expected days that ascend from 0, got \[3.0, 1.0\]"),
+        ({"leaves_d": (-1.0, 1.0)}, "leaves_d: expected days that ascend from 0"),
+        ({"wrong_labels": 1.5}, "wrong_labels: expected 0 to 1, got 1.5"),
+    ],
+)
+def test_owners_that_cannot_be_are_refused(fields, said):
+    with pytest.raises(InputError, match=said):
+        DeviceGroup(name="a", count=1, hardware="pi-4", **fields)

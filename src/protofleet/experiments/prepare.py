@@ -25,6 +25,7 @@ from protofleet.datasets.federate import federate, pooled, without_classes
 from protofleet.datasets.joining import JoinClasses, first_people, joined, outsiders, renamed
 from protofleet.datasets.partition import label_removal
 from protofleet.datasets.pool import Pool
+from protofleet.datasets.wrong_labels import with_wrong_labels
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments.config import (
@@ -286,14 +287,16 @@ def _as_owners_have_them(
     for number, (name, data) in enumerate(sorted(clients.items())):
         rng = np.random.default_rng((seed, number))
         rows = np.sort(rng.permutation(len(data.y_train))[: experiment.training_examples])
-        x, y = data.x_train[rows], data.y_train[rows]
-        if wrong is not None and number % wrong.every == wrong.every - 1:
-            if not data.classes:
-                raise InputError("[wrong_labels]: expected a data set with classes; leave it out")
-            drawn = rng.random(len(y)) < wrong.share
-            y = np.where(drawn, rng.integers(0, len(data.classes), len(y)), y)
         boxes = None if data.boxes_train is None else data.boxes_train[rows]
-        found[name] = dataclasses.replace(data, x_train=x, y_train=y, boxes_train=boxes)
+        some = dataclasses.replace(
+            data, x_train=data.x_train[rows], y_train=data.y_train[rows], boxes_train=boxes
+        )
+        if wrong is not None and number % wrong.every == wrong.every - 1:
+            try:
+                some = with_wrong_labels(some, wrong.share, rng)
+            except InputError as error:
+                raise InputError(f"[wrong_labels]: {error}; leave it out") from error
+        found[name] = some
     return found
 
 

@@ -34,6 +34,9 @@ class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         habits: key of ``[habits]``, or one of ours.
         policy: its owners' conditions, as in a device's ``policy.toml``.
         keepalive_s: MQTT keep-alive: after so long an idle connection is used.
+        joins_d: first and last day on which one of them joins; days count from the start.
+        leaves_d: first and last day on which one stops for good; absent: none does.
+        wrong_labels: share of each owner's training labels that are drawn at random.
     """
 
     name: str
@@ -44,8 +47,17 @@ class DeviceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     habits: str = "always-on"
     policy: Policy = Policy()
     keepalive_s: float = 30.0
+    joins_d: tuple[float, float] = (0.0, 0.0)
+    leaves_d: tuple[float, float] | None = None
+    wrong_labels: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("joins_d", "leaves_d"):
+            days = getattr(self, name)
+            if days is not None and not 0 <= days[0] <= days[1]:
+                raise InputError(f"{name}: expected days that ascend from 0, got {list(days)}")
+        if not 0 <= self.wrong_labels <= 1:
+            raise InputError(f"wrong_labels: expected 0 to 1, got {self.wrong_labels:g}")
         if not 1 <= self.keepalive_s <= 65_535:
             raise InputError(f"keepalive_s: expected 1 to 65535, got {self.keepalive_s:g}")
         if not 1 <= self.count <= _MOST_DEVICES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +13,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import load_device_data
+from protofleet.datasets.wrong_labels import with_wrong_labels
 from protofleet.edge.learning.training import LocalData, check_data
 from protofleet.errors import InputError
 from protofleet.experiments._worker import WorkerSpec, WorkerTask
@@ -49,6 +52,8 @@ _TRIED, _PASSES = 3, 2
 """Owners whose training is measured, and how often: the first time programs are made ready."""
 
 _MIB = 1 << 20
+_STAY, _LABELS = 1001, 1002
+"""Behind a device's seed, what is drawn of it beside its windows."""
 _ROUNDS_KEPT = 2
 """Of a device's state, by the experiments' workers."""
 
@@ -139,7 +144,8 @@ class Rehearsal:
             InputError: federation, bundle, data and fleet do not fit together.
         """
         config = msgspec.structs.replace(config, seed=config.seed + seed)
-        declared, owners = make_plan(config), owners_of(self.file)
+        declared = make_plan(config)
+        owners = self._mislabelled(owners_of(self.file), declared.bundle.manifest, seed)
         _check(declared)
         counts = _examples(owners.values(), declared.bundle.manifest)
         examples = {name: counts[path] for name, path in owners.items()}
@@ -230,6 +236,34 @@ class Rehearsal:
             lives[name] = SimulatedDevice.at(around, self.file.start_s)
         return lives
 
+    def _there_s(self, group: DeviceGroup, seed: tuple[int, int]) -> tuple[float, float]:
+        """From when to when an owner takes part."""
+        rng = np.random.default_rng((*seed, _STAY))
+        joins, leaves = (
+            math.inf if days is None else self.file.start_s + rng.uniform(*days) * DAY_S
+            for days in (group.joins_d, group.leaves_d)
+        )
+        return (joins if group.joins_d[1] else 0.0), leaves
+
+    def _mislabelled(
+        self, owners: Mapping[str, Path], manifest: Manifest, seed: int
+    ) -> dict[str, Path]:
+        """Each device's data, with wrong labels where its group has some."""
+        found, tokens = dict(owners), manifest.preprocessing.tokens is not None
+        for number, (name, group) in enumerate(self.file.devices().items()):
+            if not group.wrong_labels:
+                continue
+            rng = np.random.default_rng((self.file.seed + seed, number, _LABELS))
+            data = load_device_data(owners[name], tokens=tokens)
+            try:
+                wrong = with_wrong_labels(data, group.wrong_labels, rng)
+            except InputError as error:
+                raise InputError(f"groups: '{group.name}': wrong_labels: {error}") from error
+            self.folder.mkdir(parents=True, exist_ok=True)
+            found[name] = self.folder / f"{name}-mislabelled.npz"
+            wrong.save(found[name])
+        return found
+
     def _around(self, group: DeviceGroup, days: int, seed: tuple[int, int]) -> Surroundings:
         hardware = self.file.hardware_of(group)
         return Surroundings(
@@ -237,7 +271,7 @@ class Rehearsal:
             home=self._network(group.network),
             away=self._network(group.away),
             policy=group.policy,
-            changes=changes(self.file.habits_of(group), days, seed),
+            changes=changes(self.file.habits_of(group), days, seed, self._there_s(group, seed)),
             train_w=getattr(hardware.train_w, self.assumed.watts),
             keepalive_s=group.keepalive_s,
         )
