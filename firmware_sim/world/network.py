@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
 
 from protofleet.errors import InputError
+
+_MATHIS, _SEGMENT_BYTES = 1.22, 1460
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,6 +23,9 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         up_kbit_s, down_kbit_s: rates in 1000 bit/s.
         delay_ms: of one direction.
+        loss: share of the segments that are lost, at random. TCP then sends at most 1.22 segments of
+            1460 bytes in a round trip, divided by its root (Mathis et al., "The Macroscopic
+            Behavior of the TCP Congestion Avoidance Algorithm", CCR 27(3), 1997).
         metered: whether it costs by volume.
         up_w_per_mbit_s, down_w_per_mbit_s: power for each 10⁶ bit/s.
         base_w: power of a transfer at any rate.
@@ -30,6 +36,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     up_kbit_s: float
     down_kbit_s: float
     delay_ms: float = 20.0
+    loss: float = 0.0
     metered: bool = False
     up_w_per_mbit_s: float = 0.0
     down_w_per_mbit_s: float = 0.0
@@ -45,19 +52,21 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name in ("delay_ms", "base_w", "tail_s", "tail_w"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name}: expected 0 or more, got {getattr(self, name):g}")
+        if not 0 <= self.loss < 1:
+            raise InputError(f"loss: expected 0 to less than 1, got {self.loss:g}")
 
     def bytes_per_s(self, *, up: bool) -> float:
         """The rate of a transfer."""
-        return (self.up_kbit_s if up else self.down_kbit_s) * 125
+        plain = (self.up_kbit_s if up else self.down_kbit_s) * 125
+        if not self.loss or not self.delay_ms:
+            return plain
+        round_trip_s = 2 * self.delay_ms / 1000
+        return min(plain, _MATHIS * _SEGMENT_BYTES / (round_trip_s * math.sqrt(self.loss)))
 
     def watts(self, *, up: bool) -> float:
         """What the radio draws beside the idle device while it transfers."""
-        rate, slope = (
-            (self.up_kbit_s, self.up_w_per_mbit_s)
-            if up
-            else (self.down_kbit_s, self.down_w_per_mbit_s)
-        )
-        return self.base_w + slope * rate / 1000
+        slope = self.up_w_per_mbit_s if up else self.down_w_per_mbit_s
+        return self.base_w + slope * self.bytes_per_s(up=up) / 125_000
 
     @property
     def tail_j(self) -> float:

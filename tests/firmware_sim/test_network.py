@@ -23,7 +23,16 @@ def test_rates_are_bits_and_transfers_bytes():
     assert link.watts(up=True) == 0
 
 
-@pytest.mark.parametrize("fields", [{"up_kbit_s": 0.0}, {"delay_ms": -1.0}, {"tail_s": -1.0}])
+def test_lost_segments_bound_the_rate():
+    """At 1 % and a round trip of 100 ms: 12.2 segments of 1460 bytes in each, 178 kB/s."""
+    link = Network(up_kbit_s=10_000.0, down_kbit_s=100.0, delay_ms=50.0, loss=0.01)
+    assert link.bytes_per_s(up=True) == pytest.approx(1.22 * 10 * 1460 / 0.1)
+    assert link.bytes_per_s(up=False) == 12_500  # slower than that anyway
+
+
+@pytest.mark.parametrize(
+    "fields", [{"up_kbit_s": 0.0}, {"delay_ms": -1.0}, {"tail_s": -1.0}, {"loss": 1.0}]
+)
 def test_a_network_that_cannot_be_is_refused_by_its_key(fields):
     (name,) = fields
     with pytest.raises(InputError, match=name):
