@@ -23,8 +23,8 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         up_kbit_s, down_kbit_s: rates in 1000 bit/s.
         delay_ms: of one direction.
-        loss: share of the segments that are lost, at random. TCP then sends at most 1.22 segments of
-            1460 bytes in a round trip, divided by its root (Mathis et al., "The Macroscopic
+        loss: share of the segments that are lost, at random. TCP then sends at most 1.22 segments
+            of 1460 bytes in a round trip, divided by its root (Mathis et al., "The Macroscopic
             Behavior of the TCP Congestion Avoidance Algorithm", CCR 27(3), 1997).
         metered: whether it costs by volume.
         up_w_per_mbit_s, down_w_per_mbit_s: power for each 10⁶ bit/s.
