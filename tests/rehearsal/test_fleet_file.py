@@ -40,6 +40,12 @@ charging = [{at = "09:00", hours = 7.0, sd_minutes = 45, share = 0.95}]
 """
 
 
+def _text(kinds, *, metered=False):
+    return fleet_toml(
+        federation="federation.toml", data="data", kinds=kinds, days=7.0, metered=metered
+    )
+
+
 def test_it_says_who_there_is_and_where_paths_start(tmp_path):
     path = tmp_path / "fleet.toml"
     path.write_text(_FILE)
@@ -101,7 +107,7 @@ def test_without_a_file_the_command_that_writes_one_is_named(tmp_path):
 def test_what_fleet_init_writes_is_read(tmp_path):
     path = tmp_path / "fleet.toml"
     kinds = (("phone-high", 2), ("watch", 1), ("pi-5", 3))
-    path.write_text(fleet_toml("federation.toml", "data", kinds, 7.0))
+    path.write_text(_text(kinds))
     found = load_rehearsal(path)
     assert [(one.name, one.count) for one in found.groups] == list(kinds)
     assert [one.habits for one in found.groups] == ["phone", "watch", "home-board"]
@@ -109,13 +115,13 @@ def test_what_fleet_init_writes_is_read(tmp_path):
     examples = "\n".join(line for line in commented if line.startswith(("[", "charging", "away")))
     assert "[hardware.my-board]" in examples
     with pytest.raises(InputError, match="hardware: expected one of"):
-        fleet_toml("f", "d", [("pi-6", 1)], 7.0)
+        _text([("pi-6", 1)])
 
 
 def test_this_machine_is_written_as_a_kind_of_device_that_is_read(tmp_path):
     path = tmp_path / "fleet.toml"
     host = HostSpeed(primes=2 * PI_4_PRIMES, gflops=8 * PI_4_GFLOPS)
-    text = fleet_toml("federation.toml", "data", (("pi-5", 1),), 7.0).replace('"pi-5"', '"mine"')
+    text = _text((("pi-5", 1),)).replace('"pi-5"', '"mine"')
     path.write_text(text + hardware_toml("mine", host, 2048))
     found = load_rehearsal(path)
     mine = found.hardware_of(found.groups[0])

@@ -109,3 +109,15 @@ def test_a_device_is_measured_where_it_is(written):
     assert load_rehearsal(written).hardware["mine"].memory_mb > 100
     refused = CliRunner().invoke(fleet_command, ["measure", "my board"])
     assert isinstance(refused.exception, InputError)
+
+
+def test_at_a_terminal_fleet_init_asks_for_what_no_option_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("protofleet.cli.fleet._is_asked", lambda: True)
+    said = "watch=3, pi-5=2\n7\n\ny\n"
+    done = CliRunner().invoke(fleet_command, ["init", "--federation", "f.toml"], input=said)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "fleet.toml").read_text()
+    for part in ('federation = "f.toml"', 'data = "data"', "days = 7", "count = 3", "count = 2"):
+        assert part in text
+    assert "only_unmetered" not in text

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from protofleet.firmware_sim.fleet import Ended, Fleet
 
 _POLL_S = 0.2
+_DEVICES = ("phone-low=20", "pi-4=5")
 
 
 @click.group()
@@ -64,27 +65,61 @@ def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_js
 
 @fleet.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default="fleet.toml")
-@click.option("--federation", default="federation.toml", show_default=True, help="Its file.")
-@click.option("--data", default="data", show_default=True, help="Folder of the owners' .npz.")
+@click.option("--federation", help="Its file.  [default: federation.toml]")
+@click.option("--data", help="Folder of the owners' .npz.  [default: data]")
 @click.option(
     "--devices",
     multiple=True,
     metavar="KIND=N",
-    default=("phone-low=20", "pi-4=5"),
-    show_default=True,
-    help="How many of a kind; repeat for more.",
+    help=f"How many of a kind; repeat for more.  [default: {', '.join(_DEVICES)}]",
 )
-@click.option("--days", type=click.FloatRange(0, min_open=True), default=14.0, show_default=True)
-def init(file: Path, *, federation: str, data: str, devices: tuple[str, ...], days: float) -> None:
-    """Write a commented fleet FILE for 'protofleet rehearse' (default: fleet.toml)."""
+@click.option("--days", type=click.FloatRange(0, min_open=True), help="[default: 14]")
+@click.option(
+    "--metered/--no-metered",
+    default=None,
+    help="Whether what is carried trains by a network that costs, too.  [default: no-metered]",
+)
+def init(file: Path, **given: Any) -> None:
+    """Write a commented fleet FILE for 'protofleet rehearse' (default: fleet.toml).
+
+    At a terminal what no option says is asked for.
+    """
     from protofleet.errors import InputError
     from protofleet.rehearsal.starter import fleet_toml
 
     if file.exists():
         raise InputError(f"{file}: is there already; remove it, or give another name")
-    kinds = [_kind(text) for text in devices]
-    file.write_text(fleet_toml(federation, data, kinds, days), encoding="utf-8")
+    found = _answers(given, ask=_is_asked())
+    kinds = [_kind(text) for text in found.pop("devices")]
+    file.write_text(fleet_toml(kinds=kinds, **found), encoding="utf-8")
     click.echo(f"{file}; next: protofleet rehearse {shell_word(file)}")
+
+
+def _is_asked() -> bool:
+    """Whether somebody sits at a terminal."""
+    return sys.stdin.isatty()
+
+
+def _answers(given: dict[str, Any], *, ask: bool) -> dict[str, Any]:
+    """What options say, else a person, else what is usual."""
+    from protofleet.firmware_sim.world.hardware import HARDWARE
+
+    if not given["devices"]:
+        told = f"which devices, and how many of each? kinds: {', '.join(HARDWARE)}"
+        usual = ",".join(_DEVICES)
+        answer = click.prompt(told, default=usual) if ask else usual
+        given["devices"] = tuple(one.strip() for one in answer.split(","))
+    for name, text, usual in (
+        ("days", "how many days?", 14.0),
+        ("federation", "the coordinator's file?", "federation.toml"),
+        ("data", "the folder with an .npz for each owner?", "data"),
+    ):
+        if given[name] is None:
+            given[name] = click.prompt(text, default=usual) if ask else usual
+    if given["metered"] is None:
+        told = "do phones and watches train by a network that costs, too?"
+        given["metered"] = ask and click.confirm(told, default=False)
+    return given
 
 
 @fleet.command()

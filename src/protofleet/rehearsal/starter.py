@@ -10,10 +10,11 @@ from protofleet.firmware_sim.world.hardware import HARDWARE, HostSpeed
 _HABITS = {"phone-high": "phone", "phone-low": "phone", "watch": "watch"}
 _NETWORKS = {"phone-high": "home-wifi", "phone-low": "home-wifi", "watch": "bluetooth"}
 _AWAY = {"phone-high": "cellular", "phone-low": "cellular", "watch": "bluetooth"}
-_POLICY = "policy = {only_charging = true, only_unmetered = true}"
 
 
-def fleet_toml(federation: str, data: str, kinds: Sequence[tuple[str, int]], days: float) -> str:
+def fleet_toml(
+    *, federation: str, data: str, kinds: Sequence[tuple[str, int]], days: float, metered: bool
+) -> str:
     """The file's text.
 
     Args:
@@ -21,6 +22,7 @@ def fleet_toml(federation: str, data: str, kinds: Sequence[tuple[str, int]], day
         data: folder of the owners' data.
         kinds: kinds of device, and how many of each.
         days: to rehearse.
+        metered: whether what is carried trains by a network that costs, too.
 
     Raises:
         InputError: an unknown kind.
@@ -28,7 +30,7 @@ def fleet_toml(federation: str, data: str, kinds: Sequence[tuple[str, int]], day
     for kind, _ in kinds:
         if kind not in HARDWARE:
             raise InputError(f"hardware: expected one of {', '.join(HARDWARE)}, got '{kind}'")
-    groups = "".join(_group(kind, count) for kind, count in kinds)
+    groups = "".join(_group(kind, count, metered=metered) for kind, count in kinds)
     return f"""\
 # What a fleet will cost and bring: protofleet rehearse THIS_FILE (docs/rehearse.md)
 federation = "{federation}"   # the coordinator's: rounds, strategy, cohort, deadline, codec
@@ -54,7 +56,7 @@ seed = 0   # of owners' days
 """
 
 
-def _group(kind: str, count: int) -> str:
+def _group(kind: str, count: int, *, metered: bool) -> str:
     """Boards hang on the mains, what is carried charges at night."""
     is_carried = kind in _HABITS
     lines = [
@@ -68,7 +70,9 @@ def _group(kind: str, count: int) -> str:
     if is_carried:
         lines += [
             f'away = "{_AWAY[kind]}"   # leave it out: no network there, and a radio that sleeps',
-            _POLICY,
+            "policy = {only_charging = true}"
+            if metered
+            else "policy = {only_charging = true, only_unmetered = true}",
         ]
     return "\n".join(lines) + "\n"
 
