@@ -106,9 +106,9 @@ def _answers(given: dict[str, Any], *, ask: bool) -> dict[str, Any]:
 
     if not given["devices"]:
         told = f"which devices, and how many of each? kinds: {', '.join(HARDWARE)}"
-        usual = ",".join(_DEVICES)
-        answer = click.prompt(told, default=usual) if ask else usual
+        answer = click.prompt(told, default=",".join(_DEVICES)) if ask else ",".join(_DEVICES)
         given["devices"] = tuple(one.strip() for one in answer.split(","))
+    usual: Any
     for name, text, usual in (
         ("days", "how many days?", 14.0),
         ("federation", "the coordinator's file?", "federation.toml"),
