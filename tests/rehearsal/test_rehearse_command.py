@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from protofleet.cli.fleet import fleet as fleet_command
 from protofleet.cli.rehearse import rehearse
+from protofleet.cli.report import report
+from protofleet.coordinator.ledger.ledger import Ledger
 from protofleet.errors import InputError
+from protofleet.federation.plan import make_plan
+from protofleet.federation.records import RunRecord, load_record
+from protofleet.federation.settings import load_config
+from protofleet.hub.dashboard.reading import RunReader
 from protofleet.rehearsal.fleet_file import load_rehearsal
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -55,6 +63,43 @@ def test_a_fleet_is_rehearsed_and_two_settings_compared(written):
         ("codec.up=int8", 1),
     ]
     assert told[0]["outcome"]["told"] >= 4
+
+
+def test_a_rehearsal_is_kept_as_a_run_for_report_and_dashboard(written):
+    asked = [str(written), "--workers", "1", "--run-dir", "rehearsed"]
+    done = CliRunner().invoke(rehearse, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "next: protofleet report rehearsed" in done.output
+    record = load_record(Path("rehearsed/result.json"), RunRecord)
+    assert [one.round_id for one in record.rounds] == [1, 2, 3]
+    assert record.rounds[0].bytes_up > 0
+    assert record.outcome.told >= 4
+    assert {one.id[:4] for one in record.devices} == {"pi-4", "phon"}
+    assert all(one.bytes_up > 0 and one.peak_rss_bytes > 2**20 for one in record.devices)
+    lines = [line for line in done.output.splitlines() if line.startswith("3 rounds in ")]
+    assert len(lines) == 1
+
+    told = CliRunner().invoke(report, ["rehearsed"], catch_exceptions=False)
+    assert told.exit_code == 0, told.output
+    shown = RunReader("rehearsed", Path("rehearsed")).read()
+    assert not shown.trouble
+    assert [one.round_id for one in shown.committed] == [1, 2, 3]
+    assert shown.name == "study (rehearsed)"
+    assert shown.outcome == record.outcome.summary
+
+    again = CliRunner().invoke(rehearse, asked)
+    assert "rehearsed: it holds a run already; name another one" in str(again.exception)
+    config = load_config(written.parent / "federation.toml")
+    config = msgspec.structs.replace(config, run_dir=Path("rehearsed"))
+    with pytest.raises(InputError, match=r"a run with federation study \(rehearsed\)"):
+        Ledger(config.run_dir, make_plan(config).identity)
+
+
+@pytest.mark.parametrize("with_it", [("--seeds", "2"), ("--no-training",), ("--vary", "seed=1,2")])
+def test_a_run_folder_keeps_one_rehearsal_with_its_training(written, with_it):
+    done = CliRunner().invoke(rehearse, [str(written), "--run-dir", "rehearsed", *with_it])
+    assert done.exit_code == 2
+    assert "--run-dir keeps one rehearsal" in done.output
 
 
 def test_for_bytes_and_energy_alone_nothing_is_trained(written):

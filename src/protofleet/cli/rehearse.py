@@ -45,6 +45,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     is_flag=True,
     help="Also show which assumption moves the answer: each at the ends of its spread.",
 )
+@click.option(
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the rounds in this run folder, for 'protofleet report' and 'protofleet hub'.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes that train; default: all cores.")
 @click.option("--plot", type=_FILE, callback=writable_picture, help="Also draw FILE, .png or .svg.")
 @click.option(
@@ -58,6 +63,7 @@ def rehearse(
     seeds: int,
     no_training: bool,
     sensitivity: bool,
+    run_dir: Path | None,
     workers: int | None,
     plot: Path | None,
     json_file: Path | None,
@@ -77,6 +83,11 @@ def rehearse(
     from protofleet.rehearsal.fleet_file import load_rehearsal
     from protofleet.rehearsal.run import Rehearsal
 
+    if run_dir is not None and (vary or seeds > 1 or no_training):
+        raise click.UsageError(
+            "--run-dir keeps one rehearsal with its training: leave out --vary, --seeds and "
+            "--no-training"
+        )
     fleet = load_rehearsal(file)
     if days is not None:
         fleet = msgspec.structs.replace(fleet, days=days)
@@ -89,7 +100,11 @@ def rehearse(
         processes(workers or os.cpu_count() or 1) as opened,
     ):
         rehearsal = Rehearsal(
-            file=fleet, opened=opened, folder=Path(folder), trains=not no_training
+            file=fleet,
+            opened=opened,
+            folder=Path(folder),
+            trains=not no_training,
+            run_dir=run_dir,
         )
         for (label, varied), seed in itertools.product(variants, range(seeds)):
             answers.append(rehearsal.answer(varied, label, seed, _tell))
@@ -97,6 +112,8 @@ def rehearse(
         if sensitivity:
             _show_sensitivity(rehearsal, config, answers[0].example_s)
     _summarise(answers, plot, json_file, fleet.target)
+    if run_dir is not None:
+        say(f"next: protofleet report {run_dir}")
 
 
 def _show_sensitivity(rehearsal: Rehearsal, config: FederationConfig, example_s: float) -> None:
@@ -109,7 +126,7 @@ def _show_sensitivity(rehearsal: Rehearsal, config: FederationConfig, example_s:
     from protofleet.rehearsal.text import sensitivity_lines
 
     file = msgspec.structs.replace(rehearsal.file, step_s=example_s)
-    plain = dataclasses.replace(rehearsal, file=file, trains=False)
+    plain = dataclasses.replace(rehearsal, file=file, trains=False, run_dir=None)
     answers = [
         dataclasses.replace(plain, assumed=assumed).answer(config, label, 0, _tell)
         for label, assumed in OTHERWISE.items()

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -29,6 +30,7 @@ from protofleet.experiments.workers import OpenWorkers, Workers
 from protofleet.federation.outcomes.calibration import Calibration, with_rate
 from protofleet.federation.outcomes.outcome import outcome_of
 from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.records import Costs
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.world.habits import DAY_S, changes
 from protofleet.firmware_sim.world.hardware import HostSpeed, Span, measure_host
@@ -43,6 +45,7 @@ from protofleet.rehearsal.answer import (
 )
 from protofleet.rehearsal.dry_run import dry_run
 from protofleet.rehearsal.fleet_file import DeviceGroup, RehearsalFile, owners_of
+from protofleet.rehearsal.run_folder import RunFolder, refuse_taken
 from protofleet.rehearsal.simulation import RehearsedRound, Simulation
 from protofleet.rehearsal.training import RealTraining, SizesOnly
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -122,6 +125,7 @@ class Rehearsal:
         trains: whether training is run; else bytes, energy and participation alone are told.
         host: this machine.
         assumed: where within their spread the assumptions are.
+        run_dir: run folder in which the rounds are kept; None: they are not.
     """
 
     file: RehearsalFile
@@ -130,6 +134,7 @@ class Rehearsal:
     trains: bool = True
     host: HostSpeed = field(default_factory=measure_host)
     assumed: Assumed = Assumed()
+    run_dir: Path | None = None
 
     def answer(self, config: FederationConfig, label: str, seed: int, told: Told) -> Answer:
         """Live through the days.
@@ -141,8 +146,11 @@ class Rehearsal:
             told: of every round.
 
         Raises:
-            InputError: federation, bundle, data and fleet do not fit together.
+            InputError: federation, bundle, data and fleet do not fit together, or the run folder
+                holds a run.
         """
+        if self.run_dir is not None:
+            refuse_taken(self.run_dir)
         config = msgspec.structs.replace(config, seed=config.seed + seed)
         declared = make_plan(config)
         owners = self._mislabelled(owners_of(self.file), declared.bundle.manifest, seed)
@@ -159,15 +167,18 @@ class Rehearsal:
         spans = self._spans(costs, examples)
         lives = self._lives(seed)
         lasts = {name: getattr(span, self.assumed.training) for name, span in spans.items()}
-        with self.opened(spec, {}, self.folder) as workers:
+        of_run = self._run_folder(plan, lives, lasts, costs, calibration)
+        with of_run as keeps, self.opened(spec, {}, self.folder) as workers:
             run = RunProgress(plan.server_init(), {}, {}, ())
-            real = RealTraining(plan, workers, run)
+            real = RealTraining(plan, workers, run, keeps)
             training = real if self.trains else SizesOnly(plan.server_init(), costs.down_bytes)
             simulation = Simulation(plan, lives, lasts, costs.up_bytes, training)
             rounds = []
             for done in simulation.rounds(self.file.start_s, self.file.end_s):
                 rounds.append(done)
                 told(label, done)
+            if keeps is not None:
+                keeps.finish(simulation.early_end)
         lines = tuple(round_line(one, self.file.start_s) for one in rounds)
         days, task = lived_days(simulation, self.file), plan.bundle.manifest.task
         less = METRICS[TASKS[task].selects].lower_is_better
@@ -188,6 +199,22 @@ class Rehearsal:
             example_s=costs.example_s,
             memory_bytes=costs.memory_bytes,
         )
+
+    def _run_folder(
+        self,
+        plan: Plan,
+        lives: Mapping[str, SimulatedDevice],
+        lasts: Mapping[str, float],
+        costs: RoundCost,
+        calibration: Calibration | None,
+    ) -> RunFolder | nullcontext[None]:
+        if self.run_dir is None:
+            return nullcontext()
+        of_devices = {
+            name: Costs(phases_s={"train": seconds}, peak_rss_bytes=costs.memory_bytes)
+            for name, seconds in lasts.items()
+        }
+        return RunFolder(self.run_dir, plan, lives, of_devices, calibration)
 
     def _calibration(self, declared: Plan, owners: Mapping[str, Path]) -> Calibration | None:
         if not declared.rates:

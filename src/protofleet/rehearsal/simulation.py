@@ -283,10 +283,13 @@ class Simulation:
                 self._wake(number, life)
         done.record = self._training.closed(
             ClosedRound(
+                opened_s=done.opened_s,
+                seconds=self._now - done.opened_s,
+                invited=tuple(done.invited),
+                extended=done.extended,
                 trained=tuple(self._trained),
                 running=tuple(self._running()),
                 counted=done.counted,
-                seconds=self._now - done.opened_s,
             )
         )
         self._trained.clear()

@@ -12,7 +12,7 @@ from protofleet.experiments.progress import RunProgress
 from protofleet.experiments.server_side import ServerSide, kept
 from protofleet.experiments.workers import Workers
 from protofleet.federation.client_limits import learned_bounds
-from protofleet.federation.coding import CodedPayload
+from protofleet.federation.coding import CodedPayload, DecodedUpdate
 from protofleet.federation.outcomes.outcome import OwnerOutcome
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import RoundRecord
@@ -24,16 +24,42 @@ class ClosedRound:
     """A round that is over.
 
     Attributes:
+        opened_s, seconds: when it was opened, in virtual time, and how long it was open.
+        invited: who was.
+        extended: how often its deadline was.
         trained: who has finished a training since the last round, and of which round's task.
         running: who is still at it, and of which round's.
         counted: whose update counts in this one.
-        seconds: that it took in virtual time.
     """
 
+    opened_s: float
+    seconds: float
+    invited: Sequence[str]
+    extended: int
     trained: Sequence[tuple[str, int]]
     running: Collection[tuple[str, int]]
     counted: Sequence[str]
-    seconds: float
+
+
+class KeepsRounds(Protocol):
+    """Where the rounds of a rehearsal go, each when it has closed."""
+
+    def keep(
+        self,
+        over: ClosedRound,
+        done: RoundRecord,
+        admitted: Sequence[DecodedUpdate],
+        state: ServerState,
+    ) -> None:
+        """A round that was aggregated.
+
+        Args:
+            over: who took part, and when.
+            done: what came of it.
+            admitted: the updates that count.
+            state: the server's, after it.
+        """
+        ...
 
 
 class Training(Protocol):
@@ -87,14 +113,18 @@ class RealTraining:
         plan: of the federation.
         workers: who train.
         run: where it begins.
+        keeps: where its rounds go; None: nowhere.
 
     Attributes:
         run: where it stands.
         refused: updates that break a rule, with the reason.
     """
 
-    def __init__(self, plan: Plan, workers: Workers, run: RunProgress) -> None:
+    def __init__(
+        self, plan: Plan, workers: Workers, run: RunProgress, keeps: KeepsRounds | None = None
+    ) -> None:
         self._side, self._workers, self.run = ServerSide(plan), workers, run
+        self._keeps = keeps
         self.refused: list[str] = []
         self._order = self._side.order(1, final=False)
         self._tasks: dict[tuple[str, int], tuple[WorkerTask, CodedPayload]] = {}
@@ -137,6 +167,8 @@ class RealTraining:
         owners = self._side.owners(before, admitted)
         self.run = kept(before, server, done, results, sent=sent, owners=owners)
         self._tasks = {key: self._tasks[key] for key in over.running if key in self._tasks}
+        if self._keeps is not None:
+            self._keeps.keep(over, done, admitted, server)
         return done
 
     def _results(
