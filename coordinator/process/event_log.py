@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,15 +26,18 @@ class EventLog:
     Args:
         folder: of the run.
         sink: told each event as well.
+        clock: Unix seconds.
     """
 
-    def __init__(self, folder: Path, sink: events.Sink) -> None:
+    def __init__(
+        self, folder: Path, sink: events.Sink, clock: Callable[[], float] = time.time
+    ) -> None:
         self._path, self._former = folder / EVENTS, folder / FORMER_EVENTS
-        self._sink = sink
+        self._sink, self._clock = sink, clock
 
     def __call__(self, report: events.CoordinatorEvent) -> None:
         """Append one event, and pass it on."""
-        line = events.to_line(report, round(time.time(), 3)) + "\n"
+        line = events.to_line(report, round(self._clock(), 3)) + "\n"
         with suppress(OSError):
             self._append(line.encode())
         self._sink(report)

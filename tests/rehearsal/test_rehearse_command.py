@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -85,6 +86,15 @@ def test_a_rehearsal_is_kept_as_a_run_for_report_and_dashboard(written):
     assert not shown.trouble
     assert [one.round_id for one in shown.committed] == [1, 2, 3]
     assert shown.name == "study (rehearsed)"
+    assert shown.rounds == 3
+    started = datetime.fromtimestamp(shown.events[0].time_s)  # noqa: DTZ006 - local, as in the file
+    assert (started.hour, started.minute) == (8, 0)
+    assert {one.event for one in shown.events} == {
+        *("started", "round_opened", "update_received", "round_closed")
+    }
+    times = [one.time_s for one in shown.events]
+    assert times == sorted(times)
+    assert set(shown.update_times[1]) == {one.id for one in record.devices}
     assert shown.outcome == record.outcome.summary
 
     again = CliRunner().invoke(rehearse, asked)

@@ -13,6 +13,7 @@ import click
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import say, verbosity
+from protofleet.printable import shell_word
 
 if TYPE_CHECKING:
     from protofleet.federation.settings import FederationConfig
@@ -113,7 +114,7 @@ def rehearse(
             _show_sensitivity(rehearsal, config, answers[0].example_s)
     _summarise(answers, plot, json_file, fleet.target)
     if run_dir is not None:
-        say(f"next: protofleet report {run_dir}")
+        say(f"next: protofleet report {shell_word(run_dir)}")
 
 
 def _show_sensitivity(rehearsal: Rehearsal, config: FederationConfig, example_s: float) -> None:

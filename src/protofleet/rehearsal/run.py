@@ -168,17 +168,17 @@ class Rehearsal:
         lives = self._lives(seed)
         lasts = {name: getattr(span, self.assumed.training) for name, span in spans.items()}
         of_run = self._run_folder(plan, lives, lasts, costs, calibration)
-        with of_run as keeps, self.opened(spec, {}, self.folder) as workers:
+        with of_run as kept, self.opened(spec, {}, self.folder) as workers:
             run = RunProgress(plan.server_init(), {}, {}, ())
-            real = RealTraining(plan, workers, run, keeps)
+            real = RealTraining(plan, workers, run, None if kept is None else kept.keep)
             training = real if self.trains else SizesOnly(plan.server_init(), costs.down_bytes)
             simulation = Simulation(plan, lives, lasts, costs.up_bytes, training)
             rounds = []
             for done in simulation.rounds(self.file.start_s, self.file.end_s):
                 rounds.append(done)
                 told(label, done)
-            if keeps is not None:
-                keeps.finish(simulation.early_end)
+            if kept is not None:
+                kept.finish(simulation.early_end)
         lines = tuple(round_line(one, self.file.start_s) for one in rounds)
         days, task = lived_days(simulation, self.file), plan.bundle.manifest.task
         less = METRICS[TASKS[task].selects].lower_is_better

@@ -57,6 +57,7 @@ class RehearsedRound:
         round_id: of the round.
         opened_s, closed_s: seconds since the midnight before the start.
         invited: who was.
+        delivered_s: when each update was taken.
         counted: whose update counts.
         extended: how often it was.
         record: what came of it; None where nothing was trained.
@@ -66,6 +67,7 @@ class RehearsedRound:
     opened_s: float
     closed_s: float = 0.0
     invited: list[str] = field(default_factory=list)
+    delivered_s: dict[str, float] = field(default_factory=dict)
     counted: tuple[str, ...] = ()
     extended: int = 0
     record: RoundRecord | None = None
@@ -180,6 +182,8 @@ class Simulation:
         if self._schedule.refusal(self._state, name, round_id) is not None:
             self.late_updates += 1
             return
+        if self._round is not None:
+            self._round.delivered_s[name] = self._now
         self._step(UpdateStored(name))
 
     def _presence(self, number: int, life: SimulatedDevice) -> None:
@@ -286,6 +290,7 @@ class Simulation:
                 opened_s=done.opened_s,
                 seconds=self._now - done.opened_s,
                 invited=tuple(done.invited),
+                delivered_s=done.delivered_s,
                 extended=done.extended,
                 trained=tuple(self._trained),
                 running=tuple(self._running()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,6 +26,7 @@ class ClosedRound:
     Attributes:
         opened_s, seconds: when it was opened, in virtual time, and how long it was open.
         invited: who was.
+        delivered_s: when each update was taken, in virtual time.
         extended: how often its deadline was.
         trained: who has finished a training since the last round, and of which round's task.
         running: who is still at it, and of which round's.
@@ -35,31 +36,33 @@ class ClosedRound:
     opened_s: float
     seconds: float
     invited: Sequence[str]
+    delivered_s: Mapping[str, float]
     extended: int
     trained: Sequence[tuple[str, int]]
     running: Collection[tuple[str, int]]
     counted: Sequence[str]
 
 
-class KeepsRounds(Protocol):
-    """Where the rounds of a rehearsal go, each when it has closed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatedRound:
+    """A round whose training was run.
 
-    def keep(
-        self,
-        over: ClosedRound,
-        done: RoundRecord,
-        admitted: Sequence[DecodedUpdate],
-        state: ServerState,
-    ) -> None:
-        """A round that was aggregated.
+    Attributes:
+        over: who took part, and when.
+        done: what came of it.
+        admitted: the updates that count.
+        update_bytes: of each as it travels, by name.
+        state: the server's, after it.
+    """
 
-        Args:
-            over: who took part, and when.
-            done: what came of it.
-            admitted: the updates that count.
-            state: the server's, after it.
-        """
-        ...
+    over: ClosedRound
+    done: RoundRecord
+    admitted: Sequence[DecodedUpdate]
+    update_bytes: Mapping[str, int]
+    state: ServerState
+
+
+KeepsRound = Callable[[AggregatedRound], None]
 
 
 class Training(Protocol):
@@ -113,7 +116,7 @@ class RealTraining:
         plan: of the federation.
         workers: who train.
         run: where it begins.
-        keeps: where its rounds go; None: nowhere.
+        keep: told each round when it is aggregated; None: nobody is.
 
     Attributes:
         run: where it stands.
@@ -121,10 +124,10 @@ class RealTraining:
     """
 
     def __init__(
-        self, plan: Plan, workers: Workers, run: RunProgress, keeps: KeepsRounds | None = None
+        self, plan: Plan, workers: Workers, run: RunProgress, keep: KeepsRound | None = None
     ) -> None:
         self._side, self._workers, self.run = ServerSide(plan), workers, run
-        self._keeps = keeps
+        self._keep = keep
         self.refused: list[str] = []
         self._order = self._side.order(1, final=False)
         self._tasks: dict[tuple[str, int], tuple[WorkerTask, CodedPayload]] = {}
@@ -167,8 +170,13 @@ class RealTraining:
         owners = self._side.owners(before, admitted)
         self.run = kept(before, server, done, results, sent=sent, owners=owners)
         self._tasks = {key: self._tasks[key] for key in over.running if key in self._tasks}
-        if self._keeps is not None:
-            self._keeps.keep(over, done, admitted, server)
+        if self._keep is not None:
+            sizes = {name: len(one.update) for name, one in results.items()}
+            self._keep(
+                AggregatedRound(
+                    over=over, done=done, admitted=admitted, update_bytes=sizes, state=server
+                )
+            )
         return done
 
     def _results(
