@@ -10,11 +10,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
 from protofleet.errors import InputError, UnavailableError
+from protofleet.firmware_sim.pace import Pace, Rate, TracePace, read_trace
 
 _BLOCK_BYTES = 16 * 1024
 _START_TIMEOUT_S = 10.0
@@ -26,6 +28,8 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         up_kbit_s, down_kbit_s: rate limits in 1000 bit/s; 0: unlimited.
+        up_trace, down_trace: files of recorded links instead (``pace.read_trace``), from the
+            proxy's start on, again and again.
         delay_ms: added to each direction.
         cut_after_bytes: the connection is cut after so many bytes in both directions together;
             each new connection gets as many again; 0: never.
@@ -33,13 +37,18 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     up_kbit_s: float = 0.0
     down_kbit_s: float = 0.0
+    up_trace: Path | None = None
+    down_trace: Path | None = None
     delay_ms: float = 0.0
     cut_after_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name in ("up_kbit_s", "down_kbit_s", "delay_ms", "cut_after_bytes"):
             if getattr(self, name) < 0:
                 raise InputError(f"link.{name}: expected >= 0, got {getattr(self, name)}")
+        for way in ("up", "down"):
+            if getattr(self, f"{way}_kbit_s") and getattr(self, f"{way}_trace"):
+                raise InputError(f"link: give {way}_kbit_s or {way}_trace, not both")
 
 
 @dataclass(slots=True)
@@ -67,6 +76,14 @@ class _Connection:
 class LinkProxy:
     """One listening port on loopback that leads to a broker through a ``LinkProfile``.
 
+    Args:
+        host: the broker's.
+        port: the broker's.
+        profile: what the link can do.
+
+    Raises:
+        InputError: a trace that cannot be read.
+
     Attributes:
         port: where the device connects.
         counters: what has passed so far.
@@ -77,6 +94,11 @@ class LinkProxy:
     def __init__(self, host: str, port: int, profile: LinkProfile) -> None:
         self._target = (host, port)
         self._profile = profile
+        traces = {True: profile.up_trace, False: profile.down_trace}
+        self._traces = {
+            up: None if path is None else read_trace(path) for up, path in traces.items()
+        }
+        self._opened_s = 0.0
         self._connections: set[_Connection] = set()
         self.port = 0
         self.counters = LinkCounters()
@@ -87,6 +109,7 @@ class LinkProxy:
         """Listen on a free port."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
+        self._opened_s = asyncio.get_running_loop().time()
         return server
 
     def cut(self) -> None:
@@ -129,25 +152,31 @@ class LinkProxy:
         up: bool,
     ) -> None:
         """One direction: the reader is paced by the rate, a second task delays what was read."""
-        rate = (self._profile.up_kbit_s if up else self._profile.down_kbit_s) * 125.0
+        pace = self._pace(up=up)
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(256)
         sender = asyncio.create_task(_deliver(queue, writer))
         clock = asyncio.get_running_loop().time
-        free_at = clock()
         try:
             while block := await _read(reader):
                 while self.black_hole:  # noqa: ASYNC110 - a test fixture's switch, seldom on
                     await asyncio.sleep(0.05)
                 if not self._count(connection, len(block), up=up):
                     break
-                if rate:
-                    free_at = max(free_at, clock()) + len(block) / rate
-                    await asyncio.sleep(free_at - clock())
+                if pace is not None:
+                    await asyncio.sleep(pace.passed_s(len(block), clock()) - clock())
                 await queue.put((clock() + self._profile.delay_ms / 1000, block))
         finally:
             await queue.put((0.0, b""))
             await sender
             connection.close()
+
+    def _pace(self, *, up: bool) -> Pace | None:
+        """Of a direction of a new connection; None: unlimited."""
+        trace = self._traces[up]
+        if trace is not None:
+            return TracePace(trace, self._opened_s)
+        kbit_s = self._profile.up_kbit_s if up else self._profile.down_kbit_s
+        return Rate(kbit_s * 125.0) if kbit_s else None
 
     def _count(self, connection: _Connection, size: int, *, up: bool) -> bool:
         connection.left_bytes -= size

@@ -109,10 +109,11 @@ def _start_fleet(federation, secured):
     ).save(data)
     table = _toml(_table(secured, "fleet"))
     file = federation.folder / "fleet.toml"
+    (federation.folder / "fast.trace").write_text("1\n2\n2\n")
     file.write_text(
         f'federation = "home"\nbroker = {table}\nbundle = "{federation.bundle}"\nfolder = "fleet"\n'
         f'[[devices]]\nid = "device1"\nprofile = "far"\ndata = "{data}"\n'
-        f"[profiles.far.link]\ndelay_ms = 1\n"
+        '[profiles.far.link]\ndelay_ms = 1\nup_trace = "fast.trace"\n'
     )
     return federation._start(["fleet", "run", str(file), "--json"], "fleet")
 

@@ -39,6 +39,8 @@ folder = "fleet"
 threads = 2
 [profiles.watch.imu]
 rate_hz = 26
+[profiles.watch.link]
+down_trace = "train.trace"
 [profiles.watch.join]
 stays = true
 [profiles.watch.join.sends]
@@ -59,6 +61,7 @@ def test_fleet_file_is_read_and_paths_start_at_its_folder(tmp_path):
     assert fleet.devices[0].motion == tmp_path / "a.npz"
     watch = fleet.profile_of(fleet.devices[0])
     assert watch.imu.rate_hz == 26
+    assert watch.link.down_trace == tmp_path / "train.trace"
     assert watch.join == JoinSettings(stays=True, sends=Sends(scores=False))
     assert fleet.profile_of(fleet.devices[1]) == DeviceProfile()
     assert fleet.seed == 3

@@ -72,6 +72,17 @@ def test_rate_and_delay_slow_a_link(echo):
         assert time.monotonic() - start > 0.6
 
 
+def test_a_link_is_as_slow_as_its_trace(echo, tmp_path):
+    """60 kB are 40 packets: one each 20 ms takes them 0.8 s."""
+    trace = tmp_path / "slow.trace"
+    trace.write_text("20\n")
+    with ProxyThread() as proxies:
+        proxy = proxies.add("127.0.0.1", echo, LinkProfile(up_trace=trace))
+        start = time.monotonic()
+        assert len(_exchange(proxy.port, b"x" * 60_000)) == 60_000
+        assert time.monotonic() - start > 0.75
+
+
 def test_link_is_cut_after_its_allowance(echo):
     with ProxyThread() as proxies:
         proxy = proxies.add("127.0.0.1", echo, LinkProfile(cut_after_bytes=100_000))
@@ -103,3 +114,8 @@ def test_cut_and_refuse_on_demand(echo):
 def test_impossible_link_is_named():
     with pytest.raises(InputError, match=r"link\.delay_ms"):
         LinkProfile(delay_ms=-1)
+
+
+def test_a_direction_has_a_rate_or_a_trace(tmp_path):
+    with pytest.raises(InputError, match="give up_kbit_s or up_trace, not both"):
+        LinkProfile(up_kbit_s=5, up_trace=tmp_path / "t.trace")
