@@ -33,6 +33,10 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         delay_ms: added to each direction.
         cut_after_bytes: the connection is cut after so many bytes in both directions together;
             each new connection gets as many again; 0: never.
+        nat_timeout_s: a connection on which nothing passes for so long is forgotten by the router
+            on its way: it stays open to both ends, and nothing passes any more; 0: never.
+        roams_every_s: so often the device gets another address, so that the connections that it
+            has are forgotten likewise; 0: never.
     """
 
     up_kbit_s: float = 0.0
@@ -41,11 +45,14 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     down_trace: Path | None = None
     delay_ms: float = 0.0
     cut_after_bytes: int = 0
+    nat_timeout_s: float = 0.0
+    roams_every_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("up_kbit_s", "down_kbit_s", "delay_ms", "cut_after_bytes"):
-            if getattr(self, name) < 0:
-                raise InputError(f"link.{name}: expected >= 0, got {getattr(self, name)}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, float | int) and value < 0:
+                raise InputError(f"link.{name}: expected >= 0, got {value}")
         for way in ("up", "down"):
             if getattr(self, f"{way}_kbit_s") and getattr(self, f"{way}_trace"):
                 raise InputError(f"link: give {way}_kbit_s or {way}_trace, not both")
@@ -53,19 +60,30 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Bytes that passed, and connections that were cut."""
+    """Bytes that passed, and connections that were cut and forgotten."""
 
     bytes_up: int = 0
     bytes_down: int = 0
     cuts: int = 0
+    forgotten: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """Both directions of one connection share its byte allowance."""
+    """Both directions of one connection share its byte allowance.
+
+    Attributes:
+        left_bytes: of the allowance.
+        address: which of its addresses the device had.
+        passed_s: when a byte passed last.
+        is_forgotten: it is open to both ends, and nothing passes.
+    """
 
     left_bytes: float
+    address: int
+    passed_s: float
     is_cut: bool = False
+    is_forgotten: bool = False
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     def close(self) -> None:
@@ -128,8 +146,12 @@ class LinkProxy:
         except OSError:
             writer.close()
             return
+        now_s = asyncio.get_running_loop().time()
         connection = _Connection(
-            left_bytes=self._profile.cut_after_bytes or float("inf"), writers=[writer, far_writer]
+            left_bytes=self._profile.cut_after_bytes or float("inf"),
+            address=self._address(now_s),
+            passed_s=now_s,
+            writers=[writer, far_writer],
         )
         self._connections.add(connection)
         try:
@@ -160,6 +182,8 @@ class LinkProxy:
             while block := await _read(reader):
                 while self.black_hole:  # noqa: ASYNC110 - a test fixture's switch, seldom on
                     await asyncio.sleep(0.05)
+                if self._forgets(connection, clock()):
+                    continue
                 if not self._count(connection, len(block), up=up):
                     break
                 if pace is not None:
@@ -168,7 +192,24 @@ class LinkProxy:
         finally:
             await queue.put((0.0, b""))
             await sender
-            connection.close()
+            if not connection.is_forgotten:  # else the other end is not told
+                connection.close()
+
+    def _address(self, now_s: float) -> int:
+        """Which of its addresses the device has."""
+        every_s = self._profile.roams_every_s
+        return int((now_s - self._opened_s) / every_s) if every_s else 0
+
+    def _forgets(self, connection: _Connection, now_s: float) -> bool:
+        """Whether nothing passes any more; else something does now."""
+        if not connection.is_forgotten:
+            timeout_s = self._profile.nat_timeout_s
+            connection.is_forgotten = connection.address != self._address(now_s) or (
+                timeout_s > 0 and now_s - connection.passed_s > timeout_s
+            )
+            connection.passed_s = now_s
+            self.counters.forgotten += connection.is_forgotten
+        return connection.is_forgotten
 
     def _pace(self, *, up: bool) -> Pace | None:
         """Of a direction of a new connection; None: unlimited."""

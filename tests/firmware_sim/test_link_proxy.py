@@ -111,6 +111,32 @@ def test_cut_and_refuse_on_demand(echo):
             assert _exchange(proxy.port, b"x") == b""
 
 
+@pytest.mark.parametrize("profile", [{"nat_timeout_s": 0.4}, {"roams_every_s": 0.4}], ids=list)
+def test_a_forgotten_connection_stays_open_and_nothing_passes(echo, profile):
+    with ProxyThread() as proxies:
+        proxy = proxies.add("127.0.0.1", echo, LinkProfile(**profile))
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as connection:
+            connection.settimeout(0.5)
+            time.sleep(0.6)
+            connection.sendall(b"hello")
+            with pytest.raises(TimeoutError):
+                connection.recv(5)
+            connection.sendall(b"are you there?")
+            assert proxy.counters.forgotten == 1
+            assert not proxy.counters.bytes_up
+        assert _exchange(proxy.port, b"again") == b"again"
+
+
+def test_a_connection_that_is_used_is_not_forgotten(echo):
+    with ProxyThread() as proxies:
+        proxy = proxies.add("127.0.0.1", echo, LinkProfile(nat_timeout_s=5.0))
+        with socket.create_connection(("127.0.0.1", proxy.port), 5) as connection:
+            for _ in range(3):
+                connection.sendall(b"hello")
+                assert connection.recv(5) == b"hello"
+        assert proxy.counters.forgotten == 0
+
+
 def test_impossible_link_is_named():
     with pytest.raises(InputError, match=r"link\.delay_ms"):
         LinkProfile(delay_ms=-1)
