@@ -105,6 +105,13 @@ def test_a_rehearsal_is_kept_as_a_run_for_report_and_dashboard(written):
         Ledger(config.run_dir, make_plan(config).identity)
 
 
+def test_of_a_rehearsal_without_a_round_there_is_nothing_to_report(written):
+    asked = [str(written), "--workers", "1", "--run-dir", "rehearsed", "--days", "0.1"]
+    done = CliRunner().invoke(rehearse, asked, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "next: protofleet report" not in done.output
+
+
 @pytest.mark.parametrize("with_it", [("--seeds", "2"), ("--no-training",), ("--vary", "seed=1,2")])
 def test_a_run_folder_keeps_one_rehearsal_with_its_training(written, with_it):
     done = CliRunner().invoke(rehearse, [str(written), "--run-dir", "rehearsed", *with_it])

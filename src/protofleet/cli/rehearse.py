@@ -95,8 +95,11 @@ def rehearse(
     config = load_config(fleet.federation)
     variants = list(_variants(config, vary))
     answers: list[Answer] = []
+    kept = "nothing is kept of a rehearsal; start it again"
+    if run_dir is not None:
+        kept = f"the rounds so far: protofleet report {shell_word(run_dir)}"
     with (
-        on_interrupt("nothing is kept of a rehearsal; start it again"),
+        on_interrupt(kept),
         tempfile.TemporaryDirectory(prefix="protofleet-rehearsal-") as folder,
         processes(workers or os.cpu_count() or 1) as opened,
     ):
@@ -113,7 +116,7 @@ def rehearse(
         if sensitivity:
             _show_sensitivity(rehearsal, config, answers[0].example_s)
     _summarise(answers, plot, json_file, fleet.target)
-    if run_dir is not None:
+    if run_dir is not None and answers[0].rounds:
         say(f"next: protofleet report {shell_word(run_dir)}")
 
 
