@@ -144,6 +144,27 @@ def test_the_steps_that_are_told_are_complete(tmp_path, monkeypatch):
     )
 
 
+_STARTS_SLOWLY = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+(folder / "ready").touch()
+time.sleep(0.5)
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(7))
+time.sleep(20)
+"""
+
+
+def test_a_broker_that_is_still_starting_is_not_ended_by_a_reload(tmp_path):
+    """It has a pid file before it catches the signal, whose default is to end it."""
+    _run("init", tmp_path / "broker", "--port", free_port(), "--federation", "home")
+    folder = BrokerFolder.open(tmp_path / "broker")
+    process = subprocess.Popen([sys.executable, "-c", _STARTS_SLOWLY, str(folder.path)])
+    folder.pid_file.write_text(f"{process.pid}\n")
+    wait_until((folder.path / "ready").exists)
+    assert folder.reload() == ""
+    assert process.wait(10) == 7
+
+
 @pytest.mark.mosquitto
 def test_two_commands_make_a_running_broker(tmp_path):
     skip_without("mosquitto")

@@ -18,6 +18,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ PACKET_BYTES = MAX_PACKET_BYTES + 4464
 """Largest packet that a broker of ours takes, 70 000 bytes: the protocol's with some room."""
 _EXTRA_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin:/usr/local/opt/mosquitto/sbin"
 _LISTENER = re.compile(r"^listener +(\d+)(?: +(\S+))? *$", re.MULTILINE)
+_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]+)", re.MULTILINE)
+_START_S = 10.0
+"""How long a broker may take to start."""
 _LOOPBACK = "127.0.0.1"
 
 _CONFIG = """\
@@ -286,7 +290,7 @@ class BrokerFolder:
         """
         pid = self.running()
         try:
-            if pid is not None:
+            if pid is not None and _catches_hangup(pid):
                 kill(pid, signal.SIGHUP)
         except ProcessLookupError:
             pass  # it ended meanwhile; the next one reads the files anyway
@@ -359,6 +363,23 @@ def _make_private(folder: Path) -> None:
         missing.mkdir(mode=0o700)
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
+
+
+def _catches_hangup(pid: int) -> bool:
+    """Whether the signal makes a process read its files, once it has started; else it ends it.
+
+    Mosquitto writes its pid file first and catches signals last.
+    """
+    status, deadline = Path(f"/proc/{pid}/status"), time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        try:
+            found = _CAUGHT.search(status.read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            return not Path("/proc/self/status").exists()  # macOS does not say
+        if found is None or int(found[1], 16) >> (signal.SIGHUP - 1) & 1:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _arguments(pid: int) -> list[str]:
